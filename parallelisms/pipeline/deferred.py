@@ -1,0 +1,125 @@
+"""Weight gradients computed later: what makes BACKWARD_INPUT and BACKWARD_WEIGHT separate.
+
+A linear layer's backward is two independent products: the gradient of its input, which the stage before
+waits for, and the gradient of its weight, which nobody waits for (Qi et al. 2024, arXiv 2401.10241,
+section 2). `defer_weight_gradients` replaces the forward of every `nn.Linear` of a stage by one whose
+backward computes the first at once and, while `WeightGradients.deferring` is on, puts the operands of the
+second aside. Embeddings and norms, whose weight gradients are cheap, stay with the input's part.
+
+The operands are kept per use and not per module, so a module used several times in a stage is counted
+several times; under activation checkpointing they come from the one recomputation that the input's part
+makes, so the weight's part recomputes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """One pending product: gradient of `weight` += output_gradient (N, O) transposed times input (N, I)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    input: Tensor
+    output_gradient: Tensor
+
+    def accumulate(self) -> None:
+        with torch.no_grad():
+            gradient = self.output_gradient.flatten(0, -2)
+            inputs = self.input.flatten(0, -2)
+            if self.weight.grad is None:
+                self.weight.grad = gradient.t() @ inputs
+            else:
+                self.weight.grad.addmm_(gradient.t(), inputs)
+            if self.bias is not None:
+                total = gradient.sum(0)
+                self.bias.grad = total if self.bias.grad is None else self.bias.grad.add_(total)
+
+
+PendingGradients = list[_Operands]
+
+
+@dataclass
+class WeightGradients:
+    """Where the linear layers of one stage put what is left for later."""
+
+    _pending: PendingGradients | None = field(default=None)
+
+    @property
+    def deferring(self) -> bool:
+        return self._pending is not None
+
+    @contextmanager
+    def collect(self) -> Iterator[PendingGradients]:
+        """While open, backward passes put their weight gradients' operands into the list that is yielded."""
+        self._pending = pending = []
+        try:
+            yield pending
+        finally:
+            self._pending = None
+
+    def put(self, operands: _Operands) -> None:
+        assert self._pending is not None
+        self._pending.append(operands)
+
+
+def accumulate(pending: PendingGradients) -> None:
+    """Compute the pending weight gradients, add them to `.grad`, and let go of their operands."""
+    while pending:
+        pending.pop().accumulate()
+
+
+class _LinearWithDeferredWeight(torch.autograd.Function):
+    """`F.linear` whose backward can leave the weight's gradient for later."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, store: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.store = store
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (gradient,) = gradients
+        x, weight, bias = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        input_gradient = gradient @ weight if needs_input else None
+        if not needs_weight:
+            return input_gradient, None, None, None
+        if ctx.store.deferring:
+            ctx.store.put(_Operands(weight, bias if needs_bias else None, x, gradient))
+            return input_gradient, None, None, None
+        rows = gradient.flatten(0, -2)
+        weight_gradient = rows.t() @ x.flatten(0, -2)
+        return input_gradient, weight_gradient, rows.sum(0) if needs_bias else None, None
+
+
+def defer_weight_gradients(module: nn.Module) -> WeightGradients:
+    """Let every `nn.Linear` in `module` be able to defer its weight gradient; returns the store they share.
+
+    Without an open `collect()` the layers compute exactly what they did before.
+    """
+    store = WeightGradients()
+    for child in module.modules():
+        if isinstance(child, nn.Linear):
+            child.forward = _deferring_forward(child, store)  # type: ignore[method-assign]
+    return store
+
+
+def _deferring_forward(linear: nn.Linear, store: WeightGradients) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        # The weight is looked up at each call: FSDP exchanges the parameter between sharded and gathered.
+        if torch.is_grad_enabled():
+            return _LinearWithDeferredWeight.apply(x, linear.weight, linear.bias, store)
+        return F.linear(x, linear.weight, linear.bias)
+
+    return forward
