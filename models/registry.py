@@ -1,0 +1,60 @@
+"""The models that a configuration can name: families, their flavors, and how each is built. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from models.llama.sizes import LLAMA2, LLAMA3, LLAMA3_1, LLAMA3_2, LlamaSizes
+
+if TYPE_CHECKING:
+    from models.llama.model import Transformer
+
+
+class UnknownModelError(ValueError):
+    """No family of this name."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one architecture that differ in size: `sizes[flavor]`."""
+
+    name: str
+    sizes: Mapping[str, LlamaSizes]
+
+    def build(self, sizes: LlamaSizes, modules: Sequence[str] | None = None) -> Transformer:
+        """The model with the named modules only (None: all), on the current default device, not initialised.
+
+        Use `torch.device("meta")` around the call for models that do not fit, then `to_empty` and
+        `models.initialize.initialize_parameters`.
+        """
+        from models.llama.model import Transformer
+
+        return Transformer(sizes, modules)
+
+
+_FAMILIES = MappingProxyType(
+    {
+        name: Family(name, sizes)
+        for name, sizes in (
+            ("llama2", LLAMA2),
+            ("llama3", LLAMA3),
+            ("llama3.1", LLAMA3_1),
+            ("llama3.2", LLAMA3_2),
+        )
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all families."""
+    return tuple(_FAMILIES)
+
+
+def family(name: str) -> Family:
+    """The family of this name. Raises UnknownModelError, which lists the names there are."""
+    if name not in _FAMILIES:
+        raise UnknownModelError(f"there is no model {name!r}; the models are {', '.join(_FAMILIES)}")
+    return _FAMILIES[name]

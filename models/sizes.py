@@ -1,0 +1,50 @@
+"""What every family's sizes can answer, as plain arithmetic: no torch, so that a laptop plans any model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class SizesError(ValueError):
+    """Sizes that no model can have. `problems` holds one sentence for each."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class Sizes(Protocol):
+    """The sizes of one model. A module is a unit of pipeline splitting, named as in the built model."""
+
+    @property
+    def dim(self) -> int:
+        """Width of the hidden state that travels between stages."""
+        ...
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_seq_len(self) -> int: ...
+
+    @property
+    def tie_embeddings(self) -> bool: ...
+
+    def modules(self) -> tuple[str, ...]:
+        """All modules in the order in which the forward pass meets them."""
+        ...
+
+    def parameter_shapes(self, module: str) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter of a module, by its full name."""
+        ...
+
+    def parameter_count(self, module: str | None = None) -> int:
+        """Parameters of one module, or of the whole model."""
+        ...
+
+    def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
+        """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
+        ...
