@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,12 @@ class Precision:
 
 
 def shard_data_parallel(
-    module: nn.Module, mesh: DeviceMesh, precision: Precision, *, reshard_after_forward: bool, cpu_offload: bool = False
+    module: nn.Module,
+    mesh: DeviceMesh,
+    precision: Precision,
+    *,
+    reshard_after_forward: bool,
+    cpu_offload: bool = False,
 ) -> ShardedStage:
     """Apply FSDP2 to each of `module.layers` and to the module itself.
 
@@ -38,7 +49,13 @@ def shard_data_parallel(
         # The last layer is needed again at once by the backward that follows.
         reshard = reshard_after_forward and position < len(layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
-    fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard_after_forward)
+    fully_shard(
+        module,
+        mesh=mesh,
+        mp_policy=policy,
+        offload_policy=offload,
+        reshard_after_forward=reshard_after_forward,
+    )
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.set_gradient_divide_factor(1.0)

@@ -1,67 +1,13 @@
-"""The mesh: which dimensions the ranks span, in which order, and who sits where.
-
-Dimensions are ordered from the outermost, whose neighbours are far apart and exchange little, to the
-innermost, whose neighbours sit in one node and exchange much.
-"""
+"""The device mesh of a layout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-PIPELINE = "pipeline"
-REPLICATE = "replicate"
-SHARD = "shard"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Degrees of all dimensions; their product is the world size."""
-
-    pipeline: int = 1
-    replicate: int = 1
-    shard: int = 1
-
-    @property
-    def dimensions(self) -> tuple[tuple[str, int], ...]:
-        """Names and degrees, outermost first."""
-        return ((PIPELINE, self.pipeline), (REPLICATE, self.replicate), (SHARD, self.shard))
-
-    @property
-    def world_size(self) -> int:
-        return self.pipeline * self.replicate * self.shard
-
-    @property
-    def data_ranks(self) -> int:
-        """How many ranks read different data."""
-        return self.replicate * self.shard
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a global rank sits in each dimension."""
-        position = {}
-        for name, degree in reversed(self.dimensions):
-            rank, position[name] = divmod(rank, degree)
-        return position
-
-    def pipeline_rank(self, rank: int) -> int:
-        return self.coordinates(rank)[PIPELINE]
-
-    def data_rank(self, rank: int) -> int:
-        """Which part of the data a global rank reads: equal for all ranks of one pipeline."""
-        position = self.coordinates(rank)
-        return position[REPLICATE] * self.shard + position[SHARD]
-
-    def pipeline_of(self, rank: int) -> tuple[int, ...]:
-        """The global ranks of the pipeline that `rank` belongs to, first stage's rank first."""
-        return tuple(p * self.data_ranks + self.data_rank(rank) for p in range(self.pipeline))
+from parallelisms.layout import Layout
 
 
 def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The device mesh of all dimensions. Collective over all ranks; needs a process group."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """The mesh of all dimensions, by their names. Collective over all ranks; needs a process group."""
     names, degrees = zip(*layout.dimensions, strict=True)
     return init_device_mesh(device_type, degrees, mesh_dim_names=names)

@@ -24,5 +24,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
             accumulation steps). Sums of this over any partition of the global batch are the mean over its
             counted tokens; a part in which nothing counts contributes exactly 0.
     """
-    total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    total = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
     return total / torch.clamp(counted, min=1)

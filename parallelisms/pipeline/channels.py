@@ -9,64 +9,37 @@ that share a pair of ranks never share a communicator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallelisms.pipeline.actions import Action, ActionLists, Kind
+from parallelisms.pipeline.actions import Action, ActionLists
+from parallelisms.pipeline.communicate import Channel, channel_of
 from parallelisms.pipeline.setting import Placement
 
 
-class Payload(Enum):
-    ACTIVATION = "activation"
-    GRADIENT = "gradient"
-
-
-@dataclass(frozen=True)
-class Channel:
-    """From pipeline rank `source` to pipeline rank `destination`."""
-
-    source: int
-    destination: int
-    payload: Payload
-
-    @property
-    def communicator(self) -> tuple[str, bool]:
-        """Channels with equal keys share a communicator; no two of one pair of ranks do."""
-        return self.payload.value, self.source < self.destination
-
-
-def channel_of(action: Action, placement: Placement) -> Channel:
-    """The channel of a send or a receive."""
-    owners = placement.owners
-    here = owners[action.stage]
-    match action.kind:
-        case Kind.SEND_ACTIVATION:
-            return Channel(here, owners[action.stage + 1], Payload.ACTIVATION)
-        case Kind.RECEIVE_ACTIVATION:
-            return Channel(owners[action.stage - 1], here, Payload.ACTIVATION)
-        case Kind.SEND_GRADIENT:
-            return Channel(here, owners[action.stage - 1], Payload.GRADIENT)
-        case Kind.RECEIVE_GRADIENT:
-            return Channel(owners[action.stage + 1], here, Payload.GRADIENT)
-    raise ValueError(f"{action} is neither a send nor a receive")
+def communicator_of(channel: Channel) -> tuple[str, bool]:
+    """Channels with equal keys share a communicator; no two of one pair of ranks do."""
+    return channel.payload.value, channel.source < channel.destination
 
 
 class Channels:
     """The communicators of one pipeline, seen from one of its ranks."""
 
-    def __init__(self, lists: ActionLists, placement: Placement, ranks: Sequence[int], rank: int, device: torch.device):
+    def __init__(
+        self, lists: ActionLists, placement: Placement, ranks: Sequence[int], rank: int, device: torch.device
+    ):
         """Collective over the pipeline. `ranks[i]` is the global rank of pipeline rank i; `rank` is this one's."""
         self._placement = placement
         self._ranks = tuple(ranks)
         transfers = {channel_of(a, placement) for actions in lists for a in actions if a.kind.is_send}
         ordered = sorted(transfers, key=lambda c: (c.payload.value, c.source, c.destination))
-        keys = dict.fromkeys(channel.communicator for channel in ordered)
+        keys = dict.fromkeys(communicator_of(channel) for channel in ordered)
         self._groups = {key: dist.new_group(self._ranks, use_local_synchronization=True) for key in keys}
-        self._connect([channel for channel in ordered if rank in (channel.source, channel.destination)], rank, device)
+        self._connect(
+            [channel for channel in ordered if rank in (channel.source, channel.destination)], rank, device
+        )
 
     def _connect(self, channels: Sequence[Channel], rank: int, device: torch.device) -> None:
         """One tiny message on every channel, in an order that all ranks share.
@@ -97,4 +70,4 @@ class Channels:
         return self._ranks[channel.destination if action.kind.is_send else channel.source]
 
     def _post(self, operation, tensor: Tensor, channel: Channel, peer: int) -> dist.Work:  # type: ignore[no-untyped-def]
-        return operation(tensor, self._ranks[peer], group=self._groups[channel.communicator])
+        return operation(tensor, self._ranks[peer], group=self._groups[communicator_of(channel)])

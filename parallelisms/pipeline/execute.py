@@ -88,7 +88,9 @@ class Executor:
         self._sends: list[tuple[Action, dist.Work, Tensor]] = []
         self._losses: dict[int, Tensor] = {}
 
-    def run(self, inputs: Sequence[Tensor], loss: LossFunction | None, *, last_accumulation: bool = True) -> list[Tensor]:
+    def run(
+        self, inputs: Sequence[Tensor], loss: LossFunction | None, *, last_accumulation: bool = True
+    ) -> list[Tensor]:
         """Carry out the list once.
 
         Args:
@@ -124,7 +126,13 @@ class Executor:
             stage.forget()
 
     def _carry_out(
-        self, action: Action, inputs: Sequence[Tensor], loss: LossFunction | None, *, last: bool, last_accumulation: bool
+        self,
+        action: Action,
+        inputs: Sequence[Tensor],
+        loss: LossFunction | None,
+        *,
+        last: bool,
+        last_accumulation: bool,
     ) -> None:
         stage = self._stages[action.stage]
         match action.kind:
@@ -147,7 +155,9 @@ class Executor:
 
     # Compute
 
-    def _forward(self, stage: Stage, action: Action, inputs: Sequence[Tensor], loss: LossFunction | None) -> None:
+    def _forward(
+        self, stage: Stage, action: Action, inputs: Sequence[Tensor], loss: LossFunction | None
+    ) -> None:
         x = _of(action, inputs) if stage.is_first else self._take_input(action)
         self._observer.ready(action)
         output = stage.forward(_microbatch(action), x, loss)

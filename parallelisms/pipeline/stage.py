@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from parallelisms.data import ShardedStage
-from parallelisms.pipeline.deferred import PendingGradients, WeightGradients, accumulate, defer_weight_gradients
+from parallelisms.pipeline.deferred import (
+    PendingGradients,
+    WeightGradients,
+    accumulate,
+    defer_weight_gradients,
+)
 
 # Loss of the last stage's output (B, T, V) for a microbatch: a scalar, already divided by the counted tokens
 # of the global batch, so that the sum over microbatches, steps and ranks is the global mean.
@@ -30,7 +35,13 @@ class Stage:
     """A stage's module with its microbatches in flight."""
 
     def __init__(
-        self, index: int, module: nn.Module, *, last: bool, split_backward: bool, sharding: ShardedStage | None = None
+        self,
+        index: int,
+        module: nn.Module,
+        *,
+        last: bool,
+        split_backward: bool,
+        sharding: ShardedStage | None = None,
     ) -> None:
         self.index = index
         self.module = module
@@ -83,5 +94,7 @@ class Stage:
         self._held.clear()
 
     def _run_backward(self, held: _Held, output_gradient: Tensor | None) -> None:
-        gradient = held.input.new_ones((), dtype=torch.float32) if output_gradient is None else output_gradient
+        gradient = (
+            held.input.new_ones((), dtype=torch.float32) if output_gradient is None else output_gradient
+        )
         torch.autograd.backward((held.output,), (gradient,))

@@ -1,0 +1,41 @@
+"""Train a model: parse the configuration, plan the run, carry the plan out.
+
+Started by run_train.sh, torchrun or srun, one process for each rank; alone, it is rank 0 of 1.
+"""
+
+import sys
+
+from trainer.config.load import load
+from trainer.config.rules import check_for_training
+from trainer.errors import StagelineError
+
+
+def main(argv: list[str]) -> int:
+    """Run this rank's share of the job; returns the exit code."""
+    try:
+        loaded = load(argv)
+        # Only now: a wrong configuration is refused before torch is imported.
+        from trainer.process import RankIdentity, RankProcess
+
+        identity = RankIdentity.from_environment()
+        check_for_training(loaded, identity.world_size)
+
+        from trainer.plan.plan import make_plan
+        from trainer.run import Run, RunFolder
+
+        plan = make_plan(loaded.config, identity.world_size)
+        folder = RunFolder.of(loaded, identity.rank)
+    except StagelineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+    with RankProcess(identity, loaded.config, plan, folder.failure_record) as process:
+        run = Run.build(loaded, plan, process, folder)
+        run.resume()
+        run.train()
+        run.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

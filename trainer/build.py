@@ -1,0 +1,103 @@
+"""Builds the running half of a job from its plan: model stages, optimizer, data, checkpoints, executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from models.initialize import initialize_parameters
+from models.registry import family
+from parallelisms.apply import apply_parallelisms
+from parallelisms.data import Precision, ShardedStage
+from parallelisms.mesh import build_mesh
+from parallelisms.pipeline.channels import Channels
+from parallelisms.pipeline.execute import Boundary, Executor
+from parallelisms.pipeline.factory import PipelineSchedule
+from parallelisms.pipeline.stage import Stage
+from trainer.config.schema import Config
+from trainer.plan.plan import Plan
+from trainer.process import RankProcess
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """This rank's share of the model and what runs it."""
+
+    mesh: DeviceMesh
+    stages: dict[int, Stage]
+    executor: Executor
+    evaluator: Executor | None  # forward only, where the configuration validates
+    channels: tuple[Channels, ...]
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The module of each stage."""
+        return [stage.module for stage in self.stages.values()]
+
+
+def build_pipeline(config: Config, plan: Plan, process: RankProcess) -> Pipeline:
+    """Collective over all ranks: mesh, stages with initial parameters, executors."""
+    mesh = build_mesh(plan.layout, process.device.type)
+    stages = {
+        index: _build_stage(index, config, plan, process, mesh)
+        for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
+    }
+    executor, channels = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process)
+    if plan.validation is None:
+        return Pipeline(mesh, stages, executor, None, (channels,))
+    seq_len = plan.validation.seq_len
+    evaluator, more = _build_executor(plan.validation.schedule, seq_len, stages, config, plan, process)
+    return Pipeline(mesh, stages, executor, evaluator, (channels, more))
+
+
+def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Module:
+    """The named modules, on the meta device."""
+    with torch.device("meta"):
+        return family(config.model.name).build(plan.sizes, modules)
+
+
+def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, mesh: DeviceMesh) -> Stage:
+    planned = plan.stages[index]
+    module = build_model(config, plan, planned.modules)
+    sharding: ShardedStage | None = apply_parallelisms(
+        module, mesh, plan.parallelism, config_precision(config)
+    )
+    # Sharded first, filled afterwards: no rank ever holds a whole stage that is sharded.
+    offloaded = config.training.enable_cpu_offload
+    module.to_empty(device="cpu" if offloaded else process.device)
+    initialize_parameters(module, config.training.seed)
+    module.train()
+    return Stage(
+        index,
+        module,
+        last=index == len(plan.stages) - 1,
+        split_backward=plan.splits_backward,
+        sharding=sharding,
+    )
+
+
+def _build_executor(
+    schedule: PipelineSchedule,
+    seq_len: int,
+    stages: dict[int, Stage],
+    config: Config,
+    plan: Plan,
+    process: RankProcess,
+) -> tuple[Executor, Channels]:
+    rank = plan.layout.pipeline_rank(process.rank)
+    members = plan.layout.pipeline_of(process.rank)
+    channels = Channels(schedule.actions, schedule.placement, members, rank, process.device)
+    precision = config_precision(config)
+    boundary = Boundary(seq_len, plan.sizes.dim, precision.parameters, process.device)
+    return Executor(schedule.actions[rank], stages, channels, boundary, process.progress), channels
+
+
+def config_precision(config: Config) -> Precision:
+    """The data types that the configuration names."""
+    training = config.training
+    return Precision(_DTYPES[training.mixed_precision_param], _DTYPES[training.mixed_precision_reduce])

@@ -1,0 +1,165 @@
+"""The training loop: the algorithm of a run, free of how it is laid out over ranks."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.build import Pipeline
+from trainer.config.schema import Config
+from trainer.data.loader import Batch
+from trainer.errors import TrainingFailed
+from trainer.gradients import all_finite, clip, local_norm_squared
+from trainer.loss import counted_tokens, cross_entropy
+from trainer.lr_schedule import Schedule
+from trainer.plan.plan import Plan
+from trainer.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did; equal on all ranks."""
+
+    step: int
+    loss: float  # mean over the counted tokens of the global batch
+    grad_norm: float  # of the whole model, before clipping
+    lr: float
+    tokens: int  # seen since the start of training
+    seconds: float
+    data_seconds: float
+    skipped: bool  # the loss or the norm was not finite, and the parameters are those from before
+
+
+class Listener(Protocol):
+    """What happens beside the steps: metrics, checkpoints, validation, profiling."""
+
+    def after_step(self, result: StepResult) -> None: ...
+
+
+class Loop:
+    """Runs optimizer steps from `step + 1` to the last."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        batches: Iterator[Batch],
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self.step = 0
+        self._training = config.training
+        self._plan = plan
+        self._pipeline = pipeline
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._batches = batches
+        self._device = device
+        self._progress = progress
+        self._skipped_in_a_row = 0
+
+    def run(self, listeners: list[Listener]) -> None:
+        """Train until the configured number of steps. Garbage is collected between steps only, on all ranks
+        at once: a collection in the middle of a step on one rank stops the others."""
+        gc.disable()
+        while self.step < self._training.steps:
+            result = self.train_step()
+            for listener in listeners:
+                listener.after_step(result)
+            if self.step % self._training.gc_freq == 0:
+                gc.collect(1)
+
+    def train_step(self) -> StepResult:
+        """One optimizer step over the next global batch."""
+        start = time.perf_counter()
+        self._progress.phase("reading data", step=self.step + 1)
+        batches = [
+            batch.to(self._device) for batch in itertools.islice(self._batches, self._plan.accumulation)
+        ]
+        data_seconds = time.perf_counter() - start
+        loss, grad_norm = self._accumulate_gradients(batches)
+        self.step += 1
+        lr = self._schedule.lr
+        skipped = not all_finite((loss, grad_norm))
+        self._progress.phase("optimizer")
+        if skipped:
+            self._skip(loss, grad_norm)
+        else:
+            self._skipped_in_a_row = 0
+            clip(self._parameters(), grad_norm, self._training.max_norm)
+            self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            step=self.step,
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            tokens=self.step * self._plan.tokens_per_step,
+            seconds=time.perf_counter() - start,
+            data_seconds=data_seconds,
+            skipped=skipped,
+        )
+
+    def _accumulate_gradients(self, batches: list[Batch]) -> tuple[float, float]:
+        """Run the schedule over every batch; returns the loss and gradient norm of the whole job."""
+        counted = self._count_tokens(batches)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for position, batch in enumerate(batches):
+            inputs = batch.tokens.split(self._plan.rows)
+            labels = batch.labels.split(self._plan.rows)
+
+            def loss(logits: Tensor, microbatch: int, labels: tuple[Tensor, ...] = labels) -> Tensor:
+                return cross_entropy(logits, labels[microbatch], counted)
+
+            last = position == len(batches) - 1
+            for microbatch_loss in self._pipeline.executor.run(inputs, loss, last_accumulation=last):
+                total += microbatch_loss
+        self._progress.phase("reducing loss and gradient norm", collective=True)
+        norm_squared = local_norm_squared(self._parameters(), self._device)
+        sums = torch.stack([total, norm_squared])
+        dist.all_reduce(sums)
+        loss_sum, norm_sum = sums.tolist()
+        return loss_sum, norm_sum**0.5
+
+    def _count_tokens(self, batches: list[Batch]) -> Tensor:
+        """The counted tokens of the global batch, before the first backward needs them."""
+        self._progress.phase("counting tokens", collective=True)
+        counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
+        # Every rank of a pipeline has the same data: the sum over the world counts it once per pipeline rank.
+        dist.all_reduce(counted)
+        return counted // self._plan.layout.pipeline
+
+    def _skip(self, loss: float, grad_norm: float) -> None:
+        """All ranks come here together, since they share both values."""
+        self._skipped_in_a_row += 1
+        training = self._training
+        what = f"step {self.step}: loss {loss}, gradient norm {grad_norm}: not finite"
+        if training.nonfinite_policy == "stop":
+            raise TrainingFailed(
+                f"{what}; training.nonfinite_policy = 'stop'; the parameters are those before the step"
+            )
+        if self._skipped_in_a_row > training.max_nonfinite_steps:
+            raise TrainingFailed(
+                f"{what}, {self._skipped_in_a_row} times in a row; "
+                f"training.max_nonfinite_steps = {training.max_nonfinite_steps}"
+            )
+        logger.warning("%s; the step is skipped", what)
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for part in self._pipeline.parts:
+            yield from part.parameters()
