@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -11,6 +12,20 @@ class SizesError(ValueError):
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Stretching of the rotary wavelengths that takes Llama 3.1 from 8,192 positions to 131,072.
+
+    Wavelengths longer than `original_max_seq_len / low_freq_factor` are stretched by `factor`, those shorter
+    than `original_max_seq_len / high_freq_factor` are kept, and those between are blended.
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_seq_len: int = 8192
 
 
 class Sizes(Protocol):

@@ -11,23 +11,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from models.sizes import SizesError
+from models.sizes import RopeScaling, SizesError
 
 NormType = Literal["rmsnorm", "layernorm", "np_layernorm"]
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Stretching of the rotary wavelengths that takes Llama 3.1 from 8,192 positions to 131,072.
-
-    Wavelengths longer than `original_max_seq_len / low_freq_factor` are stretched by `factor`, those shorter
-    than `original_max_seq_len / high_freq_factor` are kept, and those between are blended.
-    """
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""Causal self-attention with grouped queries and rotary positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers.cache import LayerCache
+from models.layers.rope import rotate
+
+
+class Attention(nn.Module):
+    """softmax(q kᵀ / sqrt(D)) v, each key and value head shared by H / KV query heads.
+
+    Vaswani et al. 2017 (arXiv 1706.03762); grouped queries of Ainslie et al. 2023 (arXiv 2305.13245).
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.wq = nn.Linear(dim, n_heads * head_dim, bias=False)
+        self.wk = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
+        self.wv = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
+        self.wo = nn.Linear(n_heads * head_dim, dim, bias=False)
+
+    def forward(self, x: Tensor, turns: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Attend from each token to itself and those before it.
+
+        Args:
+            x: (B, T, dim).
+            turns: rotations of the T positions, see `models.layers.rope.rotations`.
+            cache: keys and values of the tokens before x, to which those of x are added.
+
+        Returns:
+            (B, T, dim).
+        """
+        heads = (-1, self.head_dim)  # their number is left open: tensor parallelism gives each rank a part
+        q = rotate(self.wq(x).unflatten(-1, heads), turns).transpose(1, 2)  # (B, H, T, D)
+        k = rotate(self.wk(x).unflatten(-1, heads), turns).transpose(1, 2)  # (B, KV, T, D)
+        v = self.wv(x).unflatten(-1, heads).transpose(1, 2)  # (B, KV, T, D)
+        grouped = q.shape[1] != k.shape[1]
+        if cache is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        else:
+            k, v = cache.append(k, v)
+            # A single token, the newest, sees all there are.
+            mask = None if q.shape[2] == 1 else _causal_mask(q.shape[2], k.shape[2], x.device)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+        return self.wo(y.transpose(1, 2).flatten(-2))
+
+
+def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """(queries, keys), true where the key is not after the query; the last query is the last key's token."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
