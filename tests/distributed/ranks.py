@@ -26,19 +26,28 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60.0,
+    process_group: bool = True,
+) -> list[Any]:
     """Call `function(rank, *args)` on `world_size` gloo ranks and return the results by rank.
 
     The parent has torch imported and the children are forked, so 4 ranks start in 0.2 s. Results are pickled
     through a queue (return plain data or CPU tensors). Raises RankError with the first failing rank's
-    traceback; kills whatever is left after `timeout` seconds.
+    traceback; kills whatever is left after `timeout` seconds. With `process_group=False` the function forms its
+    own from the environment that a launcher would set.
     """
     context = multiprocessing.get_context("fork")
     results: Any = context.Queue()
     port = free_port()
     ranks = [
         context.Process(
-            target=_rank_main, args=(function, rank, world_size, port, timeout, results, args), daemon=True
+            target=_rank_main,
+            args=(function, rank, world_size, port, timeout if process_group else None, results, args),
+            daemon=True,
         )
         for rank in range(world_size)
     ]
@@ -76,7 +85,7 @@ def _collect(ranks: list[Any], results: Any, timeout: float) -> list[Any]:
 
 
 def _rank_main(
-    function: Any, rank: int, world_size: int, port: int, timeout: float, results: Any, args: Any
+    function: Any, rank: int, world_size: int, port: int, timeout: float | None, results: Any, args: Any
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -88,7 +97,10 @@ def _rank_main(
     )
     error, value = None, None
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout))
+        if timeout is not None:
+            dist.init_process_group(
+                "gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
+            )
         value = function(rank, *args)
     except BaseException:
         error = traceback.format_exc()
@@ -96,7 +108,7 @@ def _rank_main(
     results.put((rank, error, _by_value(value)))
     results.close()
     results.join_thread()
-    if error is None:
+    if error is None and dist.is_initialized():
         dist.destroy_process_group()
     os._exit(0 if error is None else 1)
 

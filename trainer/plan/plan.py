@@ -20,7 +20,7 @@ from parallelisms.pipeline.errors import ScheduleError
 from parallelisms.pipeline.factory import PipelineSchedule, build_schedule
 from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement, Setting
-from parallelisms.pipeline.split import split_modules
+from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
 from trainer.config.layout import microbatches_of, resolve_layout
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
@@ -145,8 +145,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
 def _make_plan(config: Config, world_size: int) -> Plan:
     layout = resolve_layout(config, world_size)
     sizes = apply_overrides(family(config.model.name).sizes[config.model.flavor], config.model.override)
-    placement = _placement(config, layout)
-    stages = _stages(config, sizes, placement)
+    split, placement = _split(config, sizes, layout)
+    stages = _stages(config, sizes, split, placement)
     batch_size = config.training.batch_size
     microbatches, notes = microbatches_of(config, placement.stages)
     parallelism = _parallelism(config, layout)
@@ -177,43 +177,35 @@ def split_rows(batch_size: int, microbatches: int) -> tuple[int, ...]:
     return tuple(each + (index < more) for index in range(microbatches))
 
 
-def _placement(config: Config, layout: Layout) -> Placement:
+def _split(config: Config, sizes: Any, layout: Layout) -> tuple[StageSplit, Placement]:
+    """Which modules form which stage, and which rank owns it."""
     experimental = config.experimental
     points = experimental.pipeline_parallel_split_points
     per_stage = experimental.pipeline_parallel_layers_per_stage
-    each = experimental.pipeline_parallel_stages_per_rank
     schedule = find(experimental.pipeline_parallel_schedule)
-    if layout.pipeline == 1 and not points and per_stage is None and each is None:
-        return Placement.looped(1, 1)
-    if points:
-        each = (len(points) + 1) // layout.pipeline
-    elif per_stage is not None:
-        layers = apply_overrides(
-            family(config.model.name).sizes[config.model.flavor], config.model.override
-        ).n_layers
-        each = -(-layers // per_stage) // layout.pipeline
-    return schedule.place(layout.pipeline, each)
-
-
-def _stages(config: Config, sizes: Any, placement: Placement) -> tuple[StagePlan, ...]:
     modules = sizes.modules()
-    flops = {name: sizes.flops_per_token(config.training.seq_len, name) for name in modules}
-    divided = split_modules(
-        modules,
-        placement.stages,
-        costs=[float(flops[name]) for name in modules],
-        split_points=config.experimental.pipeline_parallel_split_points or None,
-        layers_per_stage=config.experimental.pipeline_parallel_layers_per_stage,
-    )
+    if points or per_stage is not None:
+        split = split_at(modules, points) if points else split_by_layers(modules, per_stage)
+        each = stages_per_rank(len(split.stages), layout.pipeline)
+        return split, schedule.place(layout.pipeline, each)
+    each = experimental.pipeline_parallel_stages_per_rank
+    alone = layout.pipeline == 1 and each is None
+    placement = Placement.looped(1, 1) if alone else schedule.place(layout.pipeline, each)
+    costs = [float(sizes.flops_per_token(config.training.seq_len, name)) for name in modules]
+    return split_balanced(modules, costs, placement.stages), placement
+
+
+def _stages(config: Config, sizes: Any, split: StageSplit, placement: Placement) -> tuple[StagePlan, ...]:
+    seq_len = config.training.seq_len
     return tuple(
         StagePlan(
             index=index,
             owner=placement.owners[index],
-            modules=tuple(names),
+            modules=names,
             parameters=sum(sizes.parameter_count(name) for name in names),
-            flops_per_token=sum(flops[name] for name in names),
+            flops_per_token=sum(sizes.flops_per_token(seq_len, name) for name in names),
         )
-        for index, names in enumerate(divided)
+        for index, names in enumerate(split.stages)
     )
 
 
