@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
 
 
 class SizesError(ValueError):
@@ -63,3 +64,35 @@ class Sizes(Protocol):
     def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
         """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
         ...
+
+
+AnySizes = TypeVar("AnySizes", bound=Sizes)
+
+
+def apply_overrides(sizes: AnySizes, override: Mapping[str, object]) -> AnySizes:
+    """`sizes` with some fields changed, as `[model.override]` gives them; None leaves a field as it is.
+
+    `rope_scaling` may be a table of its fields, or false for none. Raises SizesError for a field that does not
+    exist and for sizes that are impossible together.
+    """
+    changes: dict[str, Any] = {name: value for name, value in override.items() if value is not None}
+    known = {field.name for field in fields(sizes)}  # type: ignore[arg-type]
+    unknown = [f"{name} is not among {', '.join(sorted(known))}" for name in changes if name not in known]
+    if unknown:
+        raise SizesError(tuple(unknown))
+    scaling = changes.get("rope_scaling")
+    if scaling is False:
+        changes["rope_scaling"] = None
+    elif isinstance(scaling, Mapping):
+        changes["rope_scaling"] = _scaling(scaling)
+    return replace(sizes, **changes)  # type: ignore[type-var]
+
+
+def _scaling(table: Mapping[str, Any]) -> RopeScaling:
+    """The scaling that a table describes, its defaults those of Llama 3.1. Raises SizesError for other keys."""
+    known = {field.name for field in fields(RopeScaling)}
+    if unknown := sorted(set(table) - known):
+        raise SizesError(
+            tuple(f"rope_scaling.{name} is not among {', '.join(sorted(known))}" for name in unknown)
+        )
+    return RopeScaling(**table)

@@ -9,38 +9,49 @@ names and checkpoints do not depend on the setting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Mode = Literal["none", "full", "selective"]
 
-
-def apply_activation_checkpointing(module: nn.Module, mode: Mode, every: int = 1) -> tuple[str, ...]:
+def apply_activation_checkpointing(module: nn.Module, mode: str, option: str = "2") -> tuple[str, ...]:
     """Checkpoint the layers in `module.layers`, a ModuleDict keyed by their indices in the whole model.
 
     Args:
         module: the model, or a stage of it.
-        mode: "none", "full" for every layer, "selective" for every `every`-th one.
-        every: layers whose index is a multiple of it are chosen; by index in the whole model, so that the
-            choice does not depend on how the model is cut into stages.
+        mode: "none", "full" for every layer, "selective" for every n-th one.
+        option: n, as a decimal number. Layers whose index is a multiple of it are chosen: by index in the whole
+            model, so that the choice does not depend on how the model is cut into stages.
 
     Returns:
         The indices of the checkpointed layers.
 
     Raises:
-        ValueError: `every` is below 1.
+        ValueError: there is no such mode, or the option is not a number of at least 1.
     """
-    if every < 1:
-        raise ValueError(f"every must be at least 1, got {every}")
     layers = module.layers
     assert isinstance(layers, nn.ModuleDict)
-    step = {"none": None, "full": 1, "selective": every}[mode]
-    chosen = tuple(name for name in layers if step is not None and int(name) % step == 0)
+    every = _spacing(mode, option)
+    chosen = tuple(name for name in layers if every is not None and int(name) % every == 0)
     for name in chosen:
         layers[name].forward = _Checkpointed(layers[name].forward)
     return chosen
+
+
+def _spacing(mode: str, option: str) -> int | None:
+    match mode:
+        case "none":
+            return None
+        case "full":
+            return 1
+        case "selective" if option.isdecimal() and int(option) >= 1:
+            return int(option)
+        case "selective":
+            raise ValueError(
+                f"selective checkpointing of every n-th layer needs n of at least 1, got {option!r}"
+            )
+    raise ValueError(f"the modes of activation checkpointing are none, full and selective, got {mode!r}")
 
 
 class _Checkpointed:

@@ -10,7 +10,7 @@ import pytest
 
 from models import registry
 from models.llama.sizes import LlamaSizes
-from models.sizes import SizesError
+from models.sizes import RopeScaling, SizesError, apply_overrides
 
 PUBLISHED = {
     ("llama2", "7B"): 6_738_415_616,
@@ -106,3 +106,25 @@ def test_every_registered_flavor_has_sizes() -> None:
 def test_sizes_and_registry_do_not_import_torch() -> None:
     code = "import sys, models.registry, models.llama.sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_overrides_change_the_named_fields_only() -> None:
+    debug = registry.family("llama3").sizes["debug"]
+    assert apply_overrides(debug, {}) == debug
+    assert apply_overrides(debug, {"n_layers": 4, "dim": None}) == replace(debug, n_layers=4)
+    scaled = apply_overrides(debug, {"rope_scaling": {"factor": 32.0}})
+    assert scaled.rope_scaling == RopeScaling(factor=32.0)
+    assert apply_overrides(scaled, {"rope_scaling": False}) == debug
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ({"layers": 4}, "layers is not among dim, ffn_hidden"),
+        ({"n_heads": 7}, "dim 256 is not divisible by n_heads 7"),
+        ({"rope_scaling": {"factors": 2.0}}, "rope_scaling.factors is not among factor"),
+    ],
+)
+def test_impossible_overrides_are_refused_with_the_reason(override: dict[str, object], reason: str) -> None:
+    with pytest.raises(SizesError, match=reason):
+        apply_overrides(registry.family("llama3").sizes["debug"], override)
