@@ -26,7 +26,9 @@ from parallelisms.pipeline.split import split_balanced
 from parallelisms.pipeline.stage import Stage
 
 SEQ_LEN = 8
-TINY = replace(LLAMA3["debug"], dim=16, n_layers=9, n_heads=2, n_kv_heads=1, ffn_hidden=24, vocab_size=31, max_seq_len=64)
+TINY = replace(
+    LLAMA3["debug"], dim=16, n_layers=9, n_heads=2, n_kv_heads=1, ffn_hidden=24, vocab_size=31, max_seq_len=64
+)
 CPU = torch.device("cpu")
 
 
@@ -75,7 +77,9 @@ def global_batch(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum")
+    total = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
     return total / counted
 
 
@@ -109,7 +113,9 @@ def run_case(rank: int, case: Case) -> dict[str, Any]:
         sharding = apply_parallelisms(module, mesh, parallelism, Precision())
         initialize_parameters(module, seed=3)
         last = index == placement.stages - 1
-        stages[index] = Stage(index, module, last=last, split_backward=family.splits_backward, sharding=sharding)
+        stages[index] = Stage(
+            index, module, last=last, split_backward=family.splits_backward, sharding=sharding
+        )
     record = Record()
     members = layout.pipeline_of(rank)
     channels = Channels(schedule.actions, placement, members, pipeline_rank, CPU)

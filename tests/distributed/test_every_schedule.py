@@ -44,7 +44,12 @@ def test_pipeline_with_fsdp_and_accumulation_equals_one_process(name: str) -> No
 
 @pytest.mark.parametrize("name", ["1F1B", "ZBVZeroBubble", "ZB-H1"])
 def test_split_backward_is_correct_under_activation_checkpointing(name: str) -> None:
-    check([Case(name, 2, 3, checkpointing="full"), Case(name, 2, 3, batch=4, shard=2, checkpointing="full")][:1], 2)
+    check(
+        [Case(name, 2, 3, checkpointing="full"), Case(name, 2, 3, batch=4, shard=2, checkpointing="full")][
+            :1
+        ],
+        2,
+    )
 
 
 def test_a_rank_without_any_counted_token_contributes_nothing() -> None:
