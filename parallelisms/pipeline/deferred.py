@@ -8,7 +8,8 @@ second aside. Embeddings and norms, whose weight gradients are cheap, stay with 
 
 The operands are kept per use and not per module, so a module used several times in a stage is counted
 several times; under activation checkpointing they come from the one recomputation that the input's part
-makes, so the weight's part recomputes nothing.
+makes, so the weight's part recomputes nothing. Compiled layers compute both gradients with the input's part:
+correct, but then there is no weight's part that could fill a bubble.
 """
 
 from __future__ import annotations
@@ -83,20 +84,23 @@ class _LinearWithDeferredWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, store: WeightGradients) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x, weight)
+        # The parameters themselves: under checkpointing, saved tensors come back as detached copies.
+        ctx.parameters = (weight, bias)
         ctx.store = store
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (gradient,) = gradients
-        x, weight, bias = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         input_gradient = gradient @ weight if needs_input else None
         if not needs_weight:
             return input_gradient, None, None, None
         if ctx.store.deferring:
-            ctx.store.put(_Operands(weight, bias if needs_bias else None, x, gradient))
+            parameter, bias = ctx.parameters
+            ctx.store.put(_Operands(parameter, bias if needs_bias else None, x, gradient))
             return input_gradient, None, None, None
         rows = gradient.flatten(0, -2)
         weight_gradient = rows.t() @ x.flatten(0, -2)
@@ -118,7 +122,8 @@ def defer_weight_gradients(module: nn.Module) -> WeightGradients:
 def _deferring_forward(linear: nn.Linear, store: WeightGradients) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         # The weight is looked up at each call: FSDP exchanges the parameter between sharded and gathered.
-        if torch.is_grad_enabled():
+        # A compiled region has one backward graph with both gradients in it: they come with the input's part.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return _LinearWithDeferredWeight.apply(x, linear.weight, linear.bias, store)
         return F.linear(x, linear.weight, linear.bias)
 
