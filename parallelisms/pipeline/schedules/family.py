@@ -77,7 +77,9 @@ class ScheduleFamily:
     def check(self, setting: Setting) -> None:
         """Raise IllegalSettingError unless `generate` is defined for the setting."""
         if setting.microbatches < 1:
-            raise IllegalSettingError(f"{self.name}: {setting.microbatches} microbatches: at least 1 is needed")
+            raise IllegalSettingError(
+                f"{self.name}: {setting.microbatches} microbatches: at least 1 is needed"
+            )
         self.check_placement(setting.placement)
         stages = setting.stages
         costs = setting.costs

@@ -27,7 +27,9 @@ def _rank(setting: Setting, rank: int) -> tuple[Action, ...]:
     stages = setting.placement.stages_of(rank)
     microbatches = range(setting.microbatches)
     forwards = tuple(Action(stage, Kind.FORWARD, each) for stage in stages for each in microbatches)
-    backwards = tuple(Action(stage, Kind.BACKWARD, each) for stage in reversed(stages) for each in microbatches)
+    backwards = tuple(
+        Action(stage, Kind.BACKWARD, each) for stage in reversed(stages) for each in microbatches
+    )
     return forwards + backwards
 
 

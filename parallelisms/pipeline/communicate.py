@@ -1,0 +1,176 @@
+"""Complete the compute actions of each rank with sends, receives, and the gathering of sharded parameters.
+
+- A send stands directly after the compute action that makes its message.
+- A receive is posted just before the compute action that precedes its consumer, so that the transfer overlaps
+  with that action and its buffer is held no longer than this needs. There are no tags: on each channel the
+  messages are posted in the order in which the sender sends them, so a receive moves forward where a later
+  message of its channel is wanted first.
+- Stages that are neighbours on one rank hand over without any of this.
+- Sharded stages: UNSHARD one compute action before the stage's first forward; REDUCE_GRAD and RESHARD after
+  its last backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from parallelisms.pipeline.actions import Action, ActionLists, Kind
+from parallelisms.pipeline.setting import Placement
+
+
+class Payload(Enum):
+    """What a message carries."""
+
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class Channel:
+    """From pipeline rank `source` to pipeline rank `destination`; its messages match in order of posting."""
+
+    source: int
+    destination: int
+    payload: Payload
+
+    def __str__(self) -> str:
+        return f"rank {self.source} -> rank {self.destination} ({self.payload.value}s)"
+
+
+# What becomes of the result of a compute action: the send, the receive, and how far away the receiver is.
+_PRODUCES = {
+    Kind.FORWARD: (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION, 1),
+    Kind.BACKWARD: (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1),
+    Kind.BACKWARD_INPUT: (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1),
+}
+_CONSUMES = {kind: receive for kind, (_, receive, _) in _PRODUCES.items()}
+# From the stage of a transfer to the stages of its source and of its destination.
+_TRANSFERS = {
+    Kind.SEND_ACTIVATION: (0, 1, Payload.ACTIVATION),
+    Kind.RECEIVE_ACTIVATION: (-1, 0, Payload.ACTIVATION),
+    Kind.SEND_GRADIENT: (0, -1, Payload.GRADIENT),
+    Kind.RECEIVE_GRADIENT: (1, 0, Payload.GRADIENT),
+}
+
+
+def channel_of(action: Action, placement: Placement) -> Channel:
+    """The channel of a send or a receive whose two stages exist. Raises ValueError for other kinds."""
+    if action.kind not in _TRANSFERS:
+        raise ValueError(f"{action} is neither a send nor a receive")
+    source, destination, payload = _TRANSFERS[action.kind]
+    owners = placement.owners
+    return Channel(owners[action.stage + source], owners[action.stage + destination], payload)
+
+
+def compute_only(lists: ActionLists) -> ActionLists:
+    """The lists without communication and sharding."""
+    return tuple(tuple(action for action in actions if action.kind.is_compute) for actions in lists)
+
+
+def add_communication(lists: ActionLists, placement: Placement, sharded: bool = False) -> ActionLists:
+    """The complete lists of what each rank does, from its compute actions.
+
+    Lists that are wrong are completed as far as they go, for `verify` to refuse by name.
+
+    Args:
+        lists: compute actions only.
+        placement: the owner of each stage.
+        sharded: the parameters of every stage are sharded over data-parallel ranks (FSDP).
+    """
+    posts: list[_Posts] = [{} for _ in lists]
+    consumers = [_consumer_positions(actions) for actions in lists]
+    for channel, receives in _receives_in_order_of_sending(lists, placement).items():
+        if channel.destination < len(lists):
+            _post(receives, consumers[channel.destination], posts[channel.destination])
+    return tuple(
+        tuple(_complete(actions, placement, posts[rank], sharded)) for rank, actions in enumerate(lists)
+    )
+
+
+# The receives of a rank by the position of the compute action before which they are posted.
+_Posts = dict[int, list[Action]]
+
+
+def _consumer_positions(actions: tuple[Action, ...]) -> dict[Action, int]:
+    """Where a rank needs each message: the position of the compute action that uses it, by the receive."""
+    return {
+        Action(action.stage, _CONSUMES[action.kind], action.microbatch, action.chunk): position
+        for position, action in enumerate(actions)
+        if action.kind in _CONSUMES
+    }
+
+
+def _message(action: Action, placement: Placement) -> tuple[Action, Action] | None:
+    """The send and the receive of what a compute action makes; None if nothing leaves the rank."""
+    if action.kind not in _PRODUCES:
+        return None
+    send, receive, step = _PRODUCES[action.kind]
+    owners, receiver = placement.owners, action.stage + step
+    if action.stage >= len(owners) or not 0 <= receiver < len(owners):
+        return None
+    if owners[receiver] == owners[action.stage]:
+        return None
+    return (
+        Action(action.stage, send, action.microbatch, action.chunk),
+        Action(receiver, receive, action.microbatch, action.chunk),
+    )
+
+
+def _receives_in_order_of_sending(lists: ActionLists, placement: Placement) -> dict[Channel, list[Action]]:
+    channels: dict[Channel, list[Action]] = {}
+    for actions in lists:
+        for action in actions:
+            message = _message(action, placement)
+            if message is not None:
+                send, receive = message
+                channels.setdefault(channel_of(send, placement), []).append(receive)
+    return channels
+
+
+def _post(receives: list[Action], consumers: dict[Action, int], posts: _Posts) -> None:
+    """Give every receive of one channel its slot, from the last to the first."""
+    slots = []
+    slot = max(consumers.values(), default=0)
+    for receive in reversed(receives):
+        # Never after a later message of the channel: that one's turn comes after this one.
+        slot = min(slot, max(consumers.get(receive, slot) - 1, 0))
+        slots.append(slot)
+    for receive, at in zip(receives, reversed(slots), strict=True):
+        posts.setdefault(at, []).append(receive)
+
+
+def _complete(
+    actions: tuple[Action, ...], placement: Placement, posts: _Posts, sharded: bool
+) -> Iterator[Action]:
+    """One rank's list with everything around its compute actions."""
+    first, last = (_first_uses(actions), _last_uses(actions)) if sharded else ({}, {})
+    for position, action in enumerate(actions):
+        yield from posts.get(position, ())
+        for stage in first.get(position, ()):
+            yield Action(stage, Kind.UNSHARD)
+        yield action
+        message = _message(action, placement)
+        if message is not None:
+            yield message[0]
+        if position in last:
+            if action.kind is not Kind.FORWARD:
+                yield Action(action.stage, Kind.REDUCE_GRADIENT)
+            yield Action(action.stage, Kind.RESHARD)
+
+
+def _first_uses(actions: tuple[Action, ...]) -> dict[int, list[int]]:
+    """The stages to gather before each position: one action ahead of the first use."""
+    seen: set[int] = set()
+    slots: dict[int, list[int]] = {}
+    for position, action in enumerate(actions):
+        if action.stage not in seen:
+            seen.add(action.stage)
+            slots.setdefault(max(position - 1, 0), []).append(action.stage)
+    return slots
+
+
+def _last_uses(actions: tuple[Action, ...]) -> set[int]:
+    """The positions at which a stage is used for the last time."""
+    return set({action.stage: position for position, action in enumerate(actions)}.values())
