@@ -11,6 +11,7 @@ ranks between the first start and the last end of anything, which is what the wa
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
@@ -97,7 +98,7 @@ class _Clock:
         self._receive_posted: dict[tuple[bool, int, int], float] = {}
         self._received: dict[tuple[bool, int, int], float] = {}
         # Of channels, by (is activation, source, destination): what is posted, and when the last one was through.
-        self._queues: dict[tuple[bool, int, int], list[tuple[bool, int, int]]] = {}
+        self._queues: dict[tuple[bool, int, int], deque[tuple[bool, int, int]]] = {}
         self._through: dict[tuple[bool, int, int], float] = {}
 
     def carry_out(self, rank: int, action: Action) -> None:
@@ -110,7 +111,7 @@ class _Clock:
             assert action.microbatch is not None
             message = (forward, producer, action.microbatch)
             self._receive_posted[message] = self._free[rank]
-            self._queues.setdefault((forward, self._owners[producer], rank), []).append(message)
+            self._queues.setdefault((forward, self._owners[producer], rank), deque()).append(message)
 
     def _compute(self, rank: int, action: Action) -> None:
         kind, stage, microbatch = action.kind, action.stage, action.microbatch
@@ -137,7 +138,7 @@ class _Clock:
             return made + self._transfer
         channel = (message[0], source, rank)
         while message not in self._received:
-            first = self._queues[channel].pop(0)
+            first = self._queues[channel].popleft()
             both_posted = max(self._made[first], self._receive_posted[first])
             self._through[channel] = max(both_posted, self._through.get(channel, 0.0)) + self._transfer
             self._received[first] = self._through[channel]

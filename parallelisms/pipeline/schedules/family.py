@@ -66,8 +66,8 @@ class ScheduleFamily:
                 f"{self.name} places two stages on each rank, down and up again; "
                 f"{each} per rank is not possible with it"
             )
-        legal = {"loop": (Placement.looped(ranks, each),), "v": (Placement.v_shaped(ranks),)}
-        legal["any"] = legal["loop"] + legal["v"]
+        loop, v_shaped = Placement.looped(ranks, each), Placement.v_shaped(ranks)
+        legal = {"loop": [loop], "v": [v_shaped], "any": [loop, v_shaped]}
         if placement not in legal[self.placement]:
             wanted = " or ".join(str(list(each.owners)) for each in legal[self.placement])
             raise IllegalSettingError(

@@ -21,6 +21,7 @@ section 2.2.2.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.schedules.family import ScheduleFamily
@@ -40,7 +41,7 @@ def equal_groups(microbatches: int, groups: int) -> list[range]:
     """`groups` runs of consecutive microbatches whose sizes differ by at most one, larger ones first."""
     size, larger = divmod(microbatches, groups)
     starts = [group * size + min(group, larger) for group in range(groups + 1)]
-    return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def _rank(rank: int, setting: Setting, groups: list[range]) -> tuple[Action, ...]:
