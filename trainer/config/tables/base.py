@@ -1,0 +1,68 @@
+"""What every table of the configuration has in common, and the types that several of them use."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+class Table(BaseModel):
+    """A table of the configuration file: frozen, strict, and without unknown keys.
+
+    Strict means that a value has the type that the field names: no string is read as a number, and neither a
+    boolean nor a float is taken for an integer. Integers are accepted for floats. NaN and infinity are not.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Says in words what a field's type allows, where its annotation alone does not tell."""
+
+    text: str
+
+
+def _tuple(value: object) -> object:
+    # TOML has arrays only; a frozen class holds a tuple.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return _tuple(value)
+
+
+def _rest_or_positive(value: int) -> int:
+    if value < 1 and value != -1:
+        raise PydanticCustomError("neither_degree_nor_rest", "is neither a number of ranks nor -1")
+    return value
+
+
+def _every_nth(value: str) -> str:
+    if not (value.isascii() and value.isdecimal() and int(value) >= 1):
+        raise PydanticCustomError("not_every_nth", "does not say every how many layers")
+    return value
+
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+DegreeOrRest = Annotated[int, AfterValidator(_rest_or_positive), Allowed("integer ≥ 1, or -1: all that remain")]
+EveryNth = Annotated[str, AfterValidator(_every_nth), Allowed('a number ≥ 1 as a string, such as "2"')]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(_split), Allowed("list of strings, or one string with commas")
+]
+Betas = Annotated[
+    tuple[BelowOne, BelowOne], BeforeValidator(_tuple), Allowed("list of two numbers ≥ 0 and < 1")
+]

@@ -1,0 +1,51 @@
+"""Tables about how the model is laid out over ranks and what that saves or costs."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.tables.base import EveryNth, Names, Positive, Table, Text
+
+
+class Experimental(Table):
+    """Pipeline parallelism."""
+
+    pipeline_parallel_degree: Positive = 1
+    """Ranks of a pipeline (not stages: a rank can own several). 1: no pipeline."""
+
+    pipeline_parallel_microbatches: Positive | None = None
+    """Parts into which batch_size is cut; it need not divide it.
+    Unset: the number of stages of the whole pipeline, lowered to batch_size if that is smaller."""
+
+    pipeline_parallel_schedule: Text = "1F1B"
+    """Name of the schedule, in upper or lower case. `stageline plan` shows what it costs."""
+
+    pipeline_parallel_schedule_csv: Text | None = None
+    """A file with the actions of every rank, in torch's format, instead of a named schedule."""
+
+    pipeline_parallel_split_points: Names = ()
+    """Layers that each begin a stage, such as "layers.4,layers.8". Unset: balanced by cost."""
+
+    pipeline_parallel_layers_per_stage: Positive | None = None
+    """Layers of a stage; decides the number of stages."""
+
+    pipeline_parallel_stages_per_rank: Positive | None = None
+    """Stages of a rank. Unset: 1 for single-stage schedules, 2 for the others."""
+
+    pipeline_parallel_memory_limit: float | None = Field(None, gt=0)
+    """Most activations a rank may hold, in microbatches of its whole share, for schedules that can trade
+    time for memory."""
+
+
+class ActivationCheckpoint(Table):
+    """Recomputing activations in the backward instead of keeping them."""
+
+    mode: Literal["none", "full", "selective"] = "none"
+    """"full": of every layer. "selective": of those that selective_ac_option names."""
+
+    selective_ac_option: EveryNth = "2"
+    """Every how many layers one is recomputed, with mode "selective"."""
+
+
+class Float8(Table):
+    """8-bit matrix products. There are no keys yet."""

@@ -1,0 +1,180 @@
+"""Tables about what is learned, from which text, and how."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainer.config.tables.base import (
+    Allowed,
+    Betas,
+    DegreeOrRest,
+    NotNegative,
+    Positive,
+    Table,
+    Text,
+)
+
+
+class Model(Table):
+    """Which model."""
+
+    name: Text = "llama3"
+    """Family of the model."""
+
+    flavor: Text = "debug"
+    """Size within the family."""
+
+    norm_type: Literal["rmsnorm", "layernorm", "np_layernorm"] = "rmsnorm"
+    """Normalisation before attention, feed-forward and output; np_layernorm has no parameters."""
+
+    tokenizer_path: Text | None = None
+    """A sentencepiece .model, a Hugging Face tokenizer.json, a Llama 3 tokenizer.model in tiktoken's format, or
+    "byte". Unset: a small tokenizer is trained on the corpus at first use."""
+
+    override: Annotated[
+        Mapping[str, Any], Allowed("sizes of the model family, such as dim, n_layers, n_heads, vocab_size")
+    ] = Field(default_factory=dict)
+    """Sizes that differ from the flavor's, in a table [model.override]."""
+
+
+class Optimizer(Table):
+    """The optimizer. Norms and biases are never decayed."""
+
+    name: Literal["AdamW", "Adam"] = "AdamW"
+    """Adam adds the weight decay to the gradient, AdamW takes it off the weights."""
+
+    lr: float = Field(8e-4, gt=0)
+    """Highest learning rate, reached after the warm-up."""
+
+    betas: Betas = (0.9, 0.95)
+    """Decay rates of the running means of the gradient and of its square."""
+
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the mean square."""
+
+    weight_decay: float = Field(0.1, ge=0)
+    """Weight decay of the matrices."""
+
+    fused: bool | None = None
+    """One kernel for the whole update. Unset: where the device has it."""
+
+
+class LRScheduler(Table):
+    """The learning rate after the warm-up: stable, then decaying. The warm-up is training.warmup_steps."""
+
+    decay_ratio: float | None = Field(None, ge=0, le=1)
+    """Share of training.steps that decays, at their end; before it the rate is stable.
+    Unset: it decays from the end of the warm-up."""
+
+    decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
+    """Shape of the decay."""
+
+    min_lr_factor: float = Field(0.0, ge=0, le=1)
+    """Where the decay ends, as a share of optimizer.lr."""
+
+
+class Training(Table):
+    """The training loop and data parallelism."""
+
+    dataset: Text = "python_docs"
+    """"python_docs": the text that ships with Python. "text", "jsonl" or "parquet": files at dataset_path.
+    Else the name of a Hugging Face data set, such as "allenai/c4", which is streamed."""
+
+    dataset_path: Text | None = None
+    """File, folder or pattern (such as "corpus/*.jsonl") of a local data set."""
+
+    text_column: Text = "text"
+    """Column or field that holds the text."""
+
+    batch_size: Positive = 8
+    """Sequences of one data-parallel rank in one forward and backward, before they are cut into microbatches."""
+
+    global_batch_size: Positive | None = None
+    """Sequences of one optimizer step over all ranks; gradients are accumulated to reach it.
+    Unset: batch_size × data-parallel ranks."""
+
+    seq_len: Positive = 2048
+    """Tokens of a sequence."""
+
+    steps: Positive = 10000
+    """Optimizer steps of the whole run."""
+
+    warmup_steps: NotNegative = 200
+    """Steps over which the learning rate rises from 0."""
+
+    max_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm, taken over the whole model."""
+
+    data_parallel_replicate_degree: Positive = 1
+    """Copies of the model, each sharded over data_parallel_shard_degree ranks."""
+
+    data_parallel_shard_degree: DegreeOrRest = -1
+    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP)."""
+
+    enable_cpu_offload: bool = False
+    """Keep sharded parameters, gradients and optimizer state in the host's memory."""
+
+    mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
+    """Number format in which the model computes. The optimizer's copy of the weights is float32."""
+
+    mixed_precision_reduce: Literal["float32", "bfloat16"] = "float32"
+    """Number format in which gradients are summed over data-parallel ranks."""
+
+    gc_freq: Positive = 50
+    """Steps from one collection of Python's garbage to the next, at the same step on all ranks."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Decides the initial parameters and the order of the data, in every layout alike."""
+
+    deterministic: bool = False
+    """Use algorithms that give the same bits every time, even where they are slower."""
+
+    nonfinite_policy: Literal["skip", "stop"] = "skip"
+    """If a loss or gradient is not finite: skip the step on all ranks, or stop the job with exit code 5."""
+
+    max_nonfinite_steps: NotNegative = 10
+    """More skipped steps than this in a row stop the job with exit code 5."""
+
+
+class Validation(Table):
+    """Loss on text that is not trained on."""
+
+    enable: bool = False
+    """Validate while training."""
+
+    dataset: Text | None = None
+    """As training.dataset. Unset: like training."""
+
+    dataset_path: Text | None = None
+    """As training.dataset_path."""
+
+    freq: Positive = 100
+    """Training steps from one validation to the next."""
+
+    steps: Positive = 10
+    """Batches of one validation."""
+
+    batch_size: Positive | None = None
+    """Sequences of one data-parallel rank in one batch. Unset: like training."""
+
+    seq_len: Positive | None = None
+    """Tokens of a sequence. Unset: like training."""
+
+
+class Data(Table):
+    """From documents to sequences."""
+
+    shuffle: bool = True
+    """Read documents in a random order, another one in each epoch, decided by training.seed."""
+
+    add_bos: bool = True
+    """Begin each document with the token for that."""
+
+    add_eos: bool = True
+    """End each document with the token for that."""
+
+    epochs: Positive | None = None
+    """Read the corpus so many times, then end. Unset: repeat until training.steps."""
+
+

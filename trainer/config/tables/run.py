@@ -1,0 +1,108 @@
+"""Tables about the run itself: where its output goes, what it shows, what it keeps."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.tables.base import NotNegative, Positive, Table, Text
+
+
+class Job(Table):
+    """The job as a whole."""
+
+    dump_folder: Text | None = None
+    """Folder for everything that the run writes. Unset: outputs/<name of the configuration file>."""
+
+    description: str = ""
+    """A line about the run, shown when it starts."""
+
+    print_args: bool = False
+    """Print the whole effective configuration when the run starts. It is always in config.toml."""
+
+
+class Profiling(Table):
+    """Traces of time and memory by torch's profiler."""
+
+    enable_profiling: bool = False
+    """Write traces of the profiler."""
+
+    save_traces_folder: Text = "profile_traces"
+    """Folder for the traces, inside the run's folder."""
+
+    profile_freq: Positive = 10
+    """Steps from one trace to the next."""
+
+    enable_memory_snapshot: bool = False
+    """Write snapshots of the device's memory as often as traces."""
+
+    save_memory_snapshot_folder: Text = "memory_snapshot"
+    """Folder for the memory snapshots, inside the run's folder."""
+
+
+class Metrics(Table):
+    """What is measured and shown. metrics.jsonl is always written."""
+
+    log_freq: Positive = 10
+    """Steps from one logged step to the next."""
+
+    enable_tensorboard: bool = False
+    """Write the metrics for TensorBoard too."""
+
+    save_tb_folder: Text = "tb"
+    """Folder for TensorBoard's files, inside the run's folder."""
+
+    enable_wandb: bool = False
+    """Send the metrics to Weights & Biases too. WANDB_MODE=offline keeps them on disk."""
+
+    rank_0_only: bool = True
+    """Write to TensorBoard and Weights & Biases on rank 0 only, which knows the loss in every layout."""
+
+    disable_color_printing: bool = False
+    """Print without colors and without the live progress line."""
+
+
+class Checkpoint(Table):
+    """Saving, and going on from what was saved."""
+
+    enable_checkpoint: bool = False
+    """Save checkpoints, and go on from the latest valid one when the same run is started again."""
+
+    folder: Text = "checkpoint"
+    """Folder for the checkpoints, inside the run's folder."""
+
+    interval: Positive = 500
+    """Distance from one checkpoint to the next. The last step is always saved."""
+
+    interval_type: Literal["steps", "seconds"] = "steps"
+    """Unit of interval."""
+
+    model_weights_only: bool = False
+    """At the last step save the weights alone: smaller, but training cannot go on from them."""
+
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights that model_weights_only saves."""
+
+    keep_latest_k: NotNegative = 0
+    """Keep this many checkpoints and delete older ones. 0 keeps all."""
+
+    load_step: int = Field(-1, ge=-1)
+    """Step of the checkpoint to go on from. -1: the latest valid one."""
+
+    create_seed_checkpoint: bool = False
+    """Save the initial parameters as step 0 and end, to start several runs from them."""
+
+    async_mode: Literal["disabled"] = "disabled"
+    """Training waits while a checkpoint is written."""
+
+
+class Comm(Table):
+    """Communication between ranks, and how long to wait for it."""
+
+    init_timeout_seconds: Positive = 300
+    """Longest wait for all ranks to start and to end their first step."""
+
+    train_timeout_seconds: Positive = 100
+    """A rank without progress for so long, after its first step, ends the job with exit code 4."""
+
+    trace_buf_size: NotNegative = 20000
+    """Entries of the flight recorder of collectives, which is written when a job fails. 0 turns it off."""
