@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from trainer.config.schema import Config
 from trainer.data.loader import Batch
 from trainer.errors import TrainingFailed
 from trainer.gradients import all_finite, clip, local_norm_squared
-from trainer.loss import counted_tokens, cross_entropy
+from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
@@ -62,6 +61,7 @@ class Loop:
         progress: Progress,
     ) -> None:
         self.step = 0
+        self.counters: dict[str, int | float] = {"tokens": 0, "skipped_in_a_row": 0}
         self._training = config.training
         self._plan = plan
         self._pipeline = pipeline
@@ -70,7 +70,6 @@ class Loop:
         self._batches = batches
         self._device = device
         self._progress = progress
-        self._skipped_in_a_row = 0
 
     def run(self, listeners: list[Listener]) -> None:
         """Train until the configured number of steps. Garbage is collected between steps only, on all ranks
@@ -87,9 +86,7 @@ class Loop:
         """One optimizer step over the next global batch."""
         start = time.perf_counter()
         self._progress.phase("reading data", step=self.step + 1)
-        batches = [
-            batch.to(self._device) for batch in itertools.islice(self._batches, self._plan.accumulation)
-        ]
+        batches = [self._next_batch() for _ in range(self._plan.accumulation)]
         data_seconds = time.perf_counter() - start
         loss, grad_norm = self._accumulate_gradients(batches)
         self.step += 1
@@ -99,21 +96,26 @@ class Loop:
         if skipped:
             self._skip(loss, grad_norm)
         else:
-            self._skipped_in_a_row = 0
+            self.counters["skipped_in_a_row"] = 0
             clip(self._parameters(), grad_norm, self._training.max_norm)
             self._optimizer.step()
         self._schedule.step()
+        self.counters["tokens"] += self._plan.tokens_per_step
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(
             step=self.step,
             loss=loss,
             grad_norm=grad_norm,
             lr=lr,
-            tokens=self.step * self._plan.tokens_per_step,
+            tokens=int(self.counters["tokens"]),
             seconds=time.perf_counter() - start,
             data_seconds=data_seconds,
             skipped=skipped,
         )
+
+    def _next_batch(self) -> Batch:
+        batch = next(self._batches)
+        return Batch(batch.tokens.to(self._device), batch.labels.to(self._device))
 
     def _accumulate_gradients(self, batches: list[Batch]) -> tuple[float, float]:
         """Run the schedule over every batch; returns the loss and gradient norm of the whole job."""
@@ -121,11 +123,7 @@ class Loop:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for position, batch in enumerate(batches):
             inputs = batch.tokens.split(self._plan.rows)
-            labels = batch.labels.split(self._plan.rows)
-
-            def loss(logits: Tensor, microbatch: int, labels: tuple[Tensor, ...] = labels) -> Tensor:
-                return cross_entropy(logits, labels[microbatch], counted)
-
+            loss = loss_of_microbatches(batch.labels.split(self._plan.rows), counted)
             last = position == len(batches) - 1
             for microbatch_loss in self._pipeline.executor.run(inputs, loss, last_accumulation=last):
                 total += microbatch_loss
@@ -146,16 +144,17 @@ class Loop:
 
     def _skip(self, loss: float, grad_norm: float) -> None:
         """All ranks come here together, since they share both values."""
-        self._skipped_in_a_row += 1
+        self.counters["skipped_in_a_row"] += 1
+        in_a_row = self.counters["skipped_in_a_row"]
         training = self._training
         what = f"step {self.step}: loss {loss}, gradient norm {grad_norm}: not finite"
         if training.nonfinite_policy == "stop":
             raise TrainingFailed(
                 f"{what}; training.nonfinite_policy = 'stop'; the parameters are those before the step"
             )
-        if self._skipped_in_a_row > training.max_nonfinite_steps:
+        if in_a_row > training.max_nonfinite_steps:
             raise TrainingFailed(
-                f"{what}, {self._skipped_in_a_row} times in a row; "
+                f"{what}, {in_a_row} times in a row; "
                 f"training.max_nonfinite_steps = {training.max_nonfinite_steps}"
             )
         logger.warning("%s; the step is skipped", what)

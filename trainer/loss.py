@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parallelisms.pipeline.stage import LossFunction
 from trainer.data.loader import IGNORE
 
 
@@ -28,3 +31,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
     )
     return total / torch.clamp(counted, min=1)
+
+
+def loss_of_microbatches(labels: Sequence[Tensor], counted: Tensor) -> LossFunction:
+    """The loss function of one run of the pipeline, whose microbatch k has the labels `labels[k]`."""
+
+    def loss(logits: Tensor, microbatch: int) -> Tensor:
+        return cross_entropy(logits, labels[microbatch], counted)
+
+    return loss

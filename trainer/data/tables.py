@@ -43,10 +43,19 @@ class TableSource(IndexedSource):
 
     def read(self, index: int) -> str:
         try:
-            text: str | None = self._rows[index][self._column]
+            try:
+                text: str | None = self._rows[index][self._column]
+            except UnicodeDecodeError:
+                text = self._repaired(index)
         except (OSError, ValueError) as error:
             raise SourceFailed(f"{self.name}: row {index} cannot be read: {error}") from error
         return text or ""
+
+    def _repaired(self, index: int) -> str:
+        """The text of a row whose bytes are not UTF-8, with U+FFFD for what is broken."""
+        cell = self._rows.with_format("arrow")[index : index + 1][self._column].cast("binary")[0]
+        content: bytes = cell.as_py()
+        return content.decode("utf-8", errors="replace")
 
 
 def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:
@@ -97,7 +106,8 @@ def _first_broken_line(files: Sequence[FoundFile]) -> str | None:
             for number, line in enumerate(lines, start=1):
                 try:
                     if line.strip():
-                        json.loads(line)
+                        row = json.loads(line.decode("utf-8", errors="replace"))
+                        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
                 except ValueError as error:
                     return f"{file.path}, line {number}: {error}"
     return None

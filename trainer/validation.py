@@ -1,0 +1,46 @@
+"""Loss on held-out data, forward only, under the same schedule and layout as training."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from trainer.build import Pipeline
+from trainer.data.loader import Loader
+from trainer.loss import counted_tokens, loss_of_microbatches
+from trainer.plan.plan import ValidationPlan
+from trainer.progress import Progress
+
+
+def validation_loss(
+    pipeline: Pipeline,
+    plan: ValidationPlan,
+    loader: Loader,
+    *,
+    batches: int | None,
+    device: torch.device,
+    progress: Progress,
+) -> float:
+    """Mean loss over the counted tokens of the first `batches` batches of every rank (None: all of the data).
+
+    Collective over all ranks: the loader gives every rank the same number of batches, and every pipeline rank
+    of one data-parallel rank the same batches. The same on all ranks.
+    """
+    assert pipeline.evaluator is not None
+    # Sum of the losses, and number of tokens, over everything that this rank's pipeline has seen.
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    one = torch.ones((), device=device)
+    owns_loss = any(stage.is_last for stage in pipeline.stages.values())
+    with torch.no_grad():
+        for batch in loader.from_start(batches):
+            progress.phase("validation")
+            tokens, labels = batch.tokens.to(device), batch.labels.to(device)
+            loss = loss_of_microbatches(labels.split(plan.rows), one)
+            for microbatch_loss in pipeline.evaluator.run(tokens.split(plan.rows), loss):
+                total[0] += microbatch_loss
+            if owns_loss:
+                total[1] += counted_tokens(labels)
+    progress.phase("reducing validation loss", collective=True)
+    dist.all_reduce(total)
+    loss_sum, counted = total.tolist()
+    return loss_sum / max(counted, 1.0)
