@@ -13,7 +13,7 @@ SENTENCES = (
     "The quick brown fox jumps over the lazy dog.\n",
     "def f(x):\n    if x:\n        return x + 1\n    return None\n",
     "Grüße aus München — 数学 und Ελληνικά 🙂\n",
-    "\tтекст\r\n  with  spaces  \n\n\n",
+    "\tสวัสดี\r\n  with  spaces  \n\n\n",
 )
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpora import ListSource, ListStream
@@ -58,6 +58,7 @@ def test_epochs_follow_each_other_in_orders_of_their_own() -> None:
     assert "".join(map(chr, tokens_of(other_seed))) != first
 
 
+@settings(deadline=None)
 @given(source=texts, epochs=st.integers(1, 3), shuffle=st.booleans(), streaming=st.booleans(), data=st.data())
 def test_the_stream_begins_at_any_position_where_it_would_have_gone_on(
     source: list[str], epochs: int, shuffle: bool, streaming: bool, data: st.DataObject
@@ -76,6 +77,7 @@ def test_the_stream_begins_at_any_position_where_it_would_have_gone_on(
     assert tokens_of(flow, start) == whole[at:]
 
 
+@settings(deadline=None)
 @given(source=texts, length=st.integers(1, 30), epochs=st.integers(1, 3))
 def test_windows_overlap_by_one_token_and_together_are_the_stream(
     source: list[str], length: int, epochs: int
@@ -91,6 +93,7 @@ def test_windows_overlap_by_one_token_and_together_are_the_stream(
     assert all(window.after is not None for window in cut[:-1])
 
 
+@settings(deadline=None)
 @given(source=texts, length=st.integers(1, 30), skipped=st.integers(0, 5))
 def test_a_window_says_where_the_next_one_begins(source: list[str], length: int, skipped: int) -> None:
     flow = stream(source, epochs=None, shuffle=True)

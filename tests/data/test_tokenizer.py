@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpora import SENTENCES, ListSource, ListStream
@@ -78,6 +78,7 @@ def test_text_comes_back_as_it_was(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_comes_back_as_it_was(folder: Path, name: str, text: str) -> None:
     tokenizer = load(folder, name)
