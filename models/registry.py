@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from models.llama.sizes import LLAMA2, LLAMA3, LLAMA3_1, LLAMA3_2, LlamaSizes
+from models.sizes import apply_overrides
 
 if TYPE_CHECKING:
     from models.llama.model import Transformer
 
 
 class UnknownModelError(ValueError):
-    """No family of this name."""
+    """No family, or no flavor of the family, of this name."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,14 @@ def family(name: str) -> Family:
     if name not in _FAMILIES:
         raise UnknownModelError(f"there is no model {name!r}; the models are {', '.join(_FAMILIES)}")
     return _FAMILIES[name]
+
+
+def configured_sizes(name: str, flavor: str, norm_type: str, override: Mapping[str, object]) -> LlamaSizes:
+    """The sizes that a `[model]` table means: those of the flavor, with its norm and its overrides.
+
+    Raises UnknownModelError, or SizesError for overrides that are impossible.
+    """
+    sizes = family(name).sizes
+    if flavor not in sizes:
+        raise UnknownModelError(f"{name} has no flavor {flavor!r}; its flavors are {', '.join(sizes)}")
+    return apply_overrides(sizes[flavor], {"norm_type": norm_type, **override})

@@ -128,3 +128,12 @@ def test_overrides_change_the_named_fields_only() -> None:
 def test_impossible_overrides_are_refused_with_the_reason(override: dict[str, object], reason: str) -> None:
     with pytest.raises(SizesError, match=reason):
         apply_overrides(registry.family("llama3").sizes["debug"], override)
+
+
+def test_a_model_table_gives_the_sizes_of_its_flavor_with_norm_and_overrides() -> None:
+    debug = registry.family("llama3").sizes["debug"]
+    assert registry.configured_sizes("llama3", "debug", "rmsnorm", {}) == debug
+    changed = registry.configured_sizes("llama3", "debug", "np_layernorm", {"n_layers": 2})
+    assert changed == replace(debug, norm_type="np_layernorm", n_layers=2)
+    with pytest.raises(registry.UnknownModelError, match=r"llama3 has no flavor '7B'.*debug, 1B, 8B"):
+        registry.configured_sizes("llama3", "7B", "rmsnorm", {})
