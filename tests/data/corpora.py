@@ -1,12 +1,12 @@
-"""Small data, in memory and in files, and stand-ins for the configuration, for the tests of the data."""
+"""Small data, in memory and in files, and configurations, for the tests of the data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from trainer.config.schema import Config
 from trainer.data.sources import IndexedSource, StreamingSource
 
 SENTENCES = (
@@ -53,29 +53,14 @@ def configuration(
     training: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     validation: dict[str, Any] | None = None,
-) -> Any:
-    """The tables that the data reads, with their defaults where nothing is given."""
-    return SimpleNamespace(
-        training=SimpleNamespace(
-            **{
-                "dataset": "python_docs",
-                "dataset_path": None,
-                "text_column": "text",
-                "batch_size": 2,
-                "seq_len": 16,
-                "global_batch_size": None,
-                "seed": 0,
-            }
-            | (training or {})
-        ),
-        data=SimpleNamespace(
-            **{"shuffle": True, "add_bos": True, "add_eos": True, "epochs": None} | (data or {})
-        ),
-        validation=SimpleNamespace(
-            **{"dataset": None, "dataset_path": None, "batch_size": None, "seq_len": None}
-            | (validation or {})
-        ),
-    )
+) -> Config:
+    """A configuration with batches of 2 sequences of 16 tokens where nothing else is given."""
+    tables = {
+        "training": {"batch_size": 2, "seq_len": 16} | (training or {}),
+        "data": data or {},
+        "validation": validation or {},
+    }
+    return Config.model_validate(tables)
 
 
 def write_texts(folder: Path, texts: Sequence[str], suffix: str = ".txt") -> Path:

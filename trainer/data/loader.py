@@ -10,6 +10,7 @@ Each rank tokenizes the whole stream and keeps its share: where a sequence begin
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,15 +105,15 @@ class Loader:
         Ends where the data ends, on every rank after the same batch.
         """
         self._move(Position())
-        given = 0
-        while most is None or given < most:
-            try:
-                batch = next(self)
-            except DataExhausted:
-                break
-            given += 1
-            yield batch
-        self.close()
+        try:
+            for _ in itertools.count() if most is None else range(most):
+                try:
+                    batch = next(self)
+                except DataExhausted:
+                    return
+                yield batch
+        finally:
+            self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The position before the next batch: small, JSON-able, the same on every rank.
