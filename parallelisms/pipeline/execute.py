@@ -42,7 +42,8 @@ class Observer(Protocol):
         """What `action` waited for is there; its own work starts."""
 
     def end(self, action: Action) -> None:
-        """The action is carried out (on an accelerator: enqueued)."""
+        """The action is carried out (on an accelerator: enqueued). Of a send there is a second call, when it
+        is noticed to be complete."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,9 @@ class Executor:
 
     def _let_go_of_completed_sends(self) -> None:
         while self._sends and self._sends[0][1].is_completed():
-            _, work, _ = self._sends.pop(0)
+            action, work, _ = self._sends.pop(0)
             work.wait()
+            self._observer.end(action)
 
     def _finish(self) -> None:
         """Wait for all sends: their buffers are free and their errors are known afterwards."""
