@@ -13,18 +13,17 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from models.registry import family
-from models.sizes import apply_overrides
+from models.registry import configured_sizes
 from parallelisms.layout import Layout, Parallelism
 from parallelisms.pipeline.errors import ScheduleError
 from parallelisms.pipeline.factory import PipelineSchedule, build_schedule
 from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement, Setting
 from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
-from trainer.config.layout import microbatches_of, resolve_layout
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
 from trainer.plan.memory import StateBytes, state_bytes
+from trainer.plan.resolve import microbatches_of, resolve_layout
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
 
 def _make_plan(config: Config, world_size: int) -> Plan:
     layout = resolve_layout(config, world_size)
-    sizes = apply_overrides(family(config.model.name).sizes[config.model.flavor], config.model.override)
+    model = config.model
+    sizes = configured_sizes(model.name, model.flavor, model.norm_type, model.override)
     split, placement = _split(config, sizes, layout)
     stages = _stages(config, sizes, split, placement)
     batch_size = config.training.batch_size
