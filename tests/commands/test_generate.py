@@ -1,0 +1,150 @@
+"""`stageline generate`: finds the checkpoint that a path means, and says why there is none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import registry
+from models.initialize import initialize_parameters
+from models.llama.model import Transformer
+from trainer.checkpoint.manifest import Contents, Manifest, describe_files, write_manifest
+from trainer.checkpoint.storage import files_of_rank, write_tensors
+from trainer.checkpoint.weights import find_trained_model, load_model
+from trainer.commands.generate import run
+from trainer.errors import ConfigurationError, ExitCode
+
+CONFIG = """
+[model]
+tokenizer_path = "byte"
+norm_type = "layernorm"
+[model.override]
+vocab_size = 258
+n_layers = 2
+dim = 32
+ffn_hidden = 48
+[training]
+seq_len = 64
+[checkpoint]
+folder = "saved"
+"""
+SIZES = registry.configured_sizes(
+    "llama3", "debug", "layernorm", {"vocab_size": 258, "n_layers": 2, "dim": 32, "ffn_hidden": 48}
+)
+
+
+def save(root: Path, step: int) -> Transformer:
+    """A checkpoint of one rank, its parameters those of seed `step`."""
+    model = Transformer(SIZES)
+    initialize_parameters(model, step)
+    folder = root / f"step-{step}"
+    folder.mkdir(parents=True)
+    write_tensors(folder, {"model": model.state_dict()}, None)
+    files = describe_files(folder, files_of_rank(folder, 0))
+    write_manifest(folder, Manifest(step, Contents.FULL, "1", 1, files))
+    return model
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.toml").write_text(CONFIG)
+    for step in (2, 10):
+        save(folder / "saved", step)
+    return folder
+
+
+@pytest.fixture
+def run_folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_model(find_trained_model(path), torch.device("cpu")).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("inside", "step"), [("", 10), ("saved", 10), ("saved/step-2", 2), ("saved/step-10", 10)]
+)
+def test_the_weights_are_those_of_the_checkpoint_that_the_path_means(
+    run_folder: Path, inside: str, step: int
+) -> None:
+    expected = Transformer(SIZES)
+    initialize_parameters(expected, step)
+    loaded = weights(run_folder / inside)
+    assert loaded.keys() == expected.state_dict().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in expected.state_dict().items())
+
+
+def test_a_path_relative_to_the_working_folder_is_understood(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_folder / "saved" / "step-2")
+    assert find_trained_model(Path()).step == 2
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(run_folder: Path) -> None:
+    file = next((run_folder / "saved" / "step-10").glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found = find_trained_model(run_folder)
+    assert found.step == 2
+    assert "step-10 is not valid" in found.passed_over[0]
+    assert "checksum" in found.passed_over[0]
+    with pytest.raises(ConfigurationError, match=r"step-10 is not a valid checkpoint: .*checksum"):
+        find_trained_model(run_folder / "saved" / "step-10")
+
+
+def test_the_text_goes_to_standard_output_and_the_same_seed_gives_the_same(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--checkpoint", str(run_folder), "--prompt", "def ", "--max-new-tokens", "8"]
+    texts = []
+    for _ in range(2):
+        assert run([*arguments, "--seed", "3", "--top-k", "50", "--top-p", "0.95"]) == ExitCode.DONE
+        output = capsys.readouterr()
+        texts.append(output.out)
+        assert "after 10 steps" in output.err
+        assert "tokens/s" in output.err
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("def ")
+    assert len(texts[0]) > len("def \n")
+
+
+def test_no_prompt_is_needed_and_more_tokens_than_trained_with_are_remarked_on(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--checkpoint", str(run_folder), "--max-new-tokens", "70", "--temperature", "0"]) == 0
+    assert "beyond 64 tokens" in capsys.readouterr().err
+
+
+def test_no_checkpoint_ends_with_exit_code_2_and_the_path(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> str:
+        assert run(["--checkpoint", str(path)]) == ExitCode.WRONG_CONFIGURATION
+        return capsys.readouterr().err
+
+    assert "nowhere: no such folder" in refused(run_folder / "nowhere")
+    outside = run_folder.parent / "outside"
+    outside.mkdir()
+    assert "outside: neither a run folder nor inside one" in refused(outside)
+    (run_folder / "saved" / "step-10" / "manifest.json").unlink()
+    assert "step-10 is not a valid checkpoint: no manifest" in refused(run_folder / "saved" / "step-10")
+    shutil.rmtree(run_folder / "saved")
+    assert "saved holds no valid checkpoint" in refused(run_folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["--max-new-tokens=0", "--temperature=-1", "--temperature=x", "--top-k=0", "--top-p=1.5", "--seed=x"],
+)
+def test_impossible_arguments_end_with_exit_code_2(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(["--checkpoint", "anywhere", wrong])
+    assert caught.value.code == ExitCode.WRONG_CONFIGURATION
+    assert wrong.split("=")[0] in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""A trained model on one process: its run folder found from a path, its checkpoint verified, its weights loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.registry import configured_sizes, family
+from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.manifest import InvalidCheckpoint, checksum_problems, read_manifest
+from trainer.config.load import load
+from trainer.config.schema import Config
+from trainer.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.llama.model import Transformer
+
+CONFIG_NAME = "config.toml"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Where a model's weights lie, and the configuration that it was trained with."""
+
+    run_folder: Path
+    config: Config
+    step_folder: Path
+    step: int
+    passed_over: tuple[str, ...]  # a sentence for each later checkpoint that is not valid
+
+
+def find_trained_model(path: Path) -> TrainedModel:
+    """The model that a path means: a run folder or its checkpoint folder (the latest valid one), or one step-N.
+
+    Checksums are verified. Raises ConfigurationError, with the path and the reason, if there is none.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(
+            f"{path}: no such folder; expected a run folder or one of its step-N folders"
+        )
+    run_folder = _run_folder(path.resolve())
+    config = load(["--config", str(run_folder / CONFIG_NAME)]).config
+    if path.resolve() == run_folder:
+        return _latest(run_folder, config, run_folder / config.checkpoint.folder)
+    if not path.resolve().name.startswith("step-"):
+        return _latest(run_folder, config, path)
+    try:
+        step = _verified_step(path)
+    except InvalidCheckpoint as error:
+        raise ConfigurationError(f"{path} is not a valid checkpoint: {error}") from error
+    return TrainedModel(run_folder, config, path, step, ())
+
+
+def load_model(trained: TrainedModel, device: torch.device) -> Transformer:
+    """The whole model with its weights, in fp32, for inference. Needs no process group.
+
+    Raises ConfigurationError if the checkpoint and the configuration do not fit each other.
+    """
+    import torch
+
+    from trainer.checkpoint.storage import CheckpointReader
+
+    chosen = trained.config.model
+    sizes = configured_sizes(chosen.name, chosen.flavor, chosen.norm_type, chosen.override)
+    with torch.device("meta"):
+        model = family(chosen.name).build(sizes)
+    model.to_empty(device=device)
+    try:
+        reader = CheckpointReader(trained.step_folder)
+    except InvalidCheckpoint as error:
+        raise ConfigurationError(f"{trained.step_folder} is not a valid checkpoint: {error}") from error
+    reader.read_into("model", model.state_dict())
+    return model.eval()
+
+
+def _run_folder(path: Path) -> Path:
+    for folder in (path, *path.parents[:3]):
+        if (folder / CONFIG_NAME).is_file():
+            return folder
+    raise ConfigurationError(
+        f"{path}: neither a run folder nor inside one: it holds no {CONFIG_NAME}, nor do the folders above it"
+    )
+
+
+def _latest(run_folder: Path, config: Config, root: Path) -> TrainedModel:
+    passed_over: list[str] = []
+    for found in list_checkpoints(root):
+        try:
+            step = _verified_step(found.path)
+        except InvalidCheckpoint as error:
+            passed_over.append(f"{found.path} is not valid: {error}")
+            continue
+        return TrainedModel(run_folder, config, found.path, step, tuple(passed_over))
+    raise ConfigurationError("; ".join([f"{root} holds no valid checkpoint", *passed_over]))
+
+
+def _verified_step(folder: Path) -> int:
+    """The step of a valid checkpoint. Raises InvalidCheckpoint."""
+    manifest = read_manifest(folder)
+    if problems := checksum_problems(folder, manifest.files):
+        raise InvalidCheckpoint("; ".join(problems))
+    return manifest.step
