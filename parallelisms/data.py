@@ -44,7 +44,7 @@ def shard_data_parallel(
     """
     policy = MixedPrecisionPolicy(param_dtype=precision.parameters, reduce_dtype=precision.reduction)
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
-    layers = list(module.layers.values())  # type: ignore[union-attr, operator]
+    layers = list(module.layers.values())  # type: ignore[operator]
     for position, layer in enumerate(layers):
         # The last layer is needed again at once by the backward that follows.
         reshard = reshard_after_forward and position < len(layers) - 1

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
@@ -95,7 +96,7 @@ class RankProcess:
         dist.destroy_process_group()
         gc.enable()
 
-    def _connect(self) -> dist.Store:
+    def _connect(self) -> Store:
         """Form the process group; returns a connection to its store for the watchdog alone."""
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
         timeout = timedelta(seconds=self._comm.init_timeout_seconds)
@@ -103,8 +104,8 @@ class RankProcess:
         serve = self.rank == 0 and not hosted_elsewhere
         # A restart under torchrun finds the keys of the attempt before in the same store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.TCPStore(host, port, None if hosted_elsewhere else self.world_size, serve, timeout)
-        prefixed = dist.PrefixStore(f"stageline/{attempt}", store)
+        store = TCPStore(host, port, None if hosted_elsewhere else self.world_size, serve, timeout)
+        prefixed = PrefixStore(f"stageline/{attempt}", store)
         backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"
         # The watchdog ends a job that stands still long before the backend's own timeout.
         patience = timedelta(
@@ -118,7 +119,8 @@ class RankProcess:
             timeout=patience,
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        return dist.PrefixStore(f"watchdog/{attempt}", store.clone())
+        own_connection = store.clone()  # type: ignore[attr-defined]
+        return PrefixStore(f"watchdog/{attempt}", own_connection)
 
     def _compare_plans(self) -> None:
         """Raise ConfigurationError on every rank if the ranks' plans differ: which ranks, and in what."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from trainer.errors import ExitCode, StagelineError
 from trainer.progress import Progress, Status
@@ -62,7 +63,7 @@ class Watchdog:
     """Start it right after the process group forms; `stop` it when the work is done."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, progress: Progress, limits: Limits, record: Path
+        self, store: Store, rank: int, world_size: int, progress: Progress, limits: Limits, record: Path
     ):
         """`store`: this process's own connection. `record`: a file that receives the first cause as JSON."""
         self._store = store

@@ -62,7 +62,8 @@ class WeightGradients:
     @contextmanager
     def collect(self) -> Iterator[PendingGradients]:
         """While open, backward passes put their weight gradients' operands into the list that is yielded."""
-        self._pending = pending = []
+        pending: PendingGradients = []
+        self._pending = pending
         try:
             yield pending
         finally:
@@ -115,7 +116,7 @@ def defer_weight_gradients(module: nn.Module) -> WeightGradients:
     store = WeightGradients()
     for child in module.modules():
         if isinstance(child, nn.Linear):
-            child.forward = _deferring_forward(child, store)  # type: ignore[method-assign]
+            child.forward = _deferring_forward(child, store)  # type: ignore[method-assign, assignment]
     return store
 
 

@@ -37,6 +37,6 @@ def run(argv: list[str]) -> int:
     check_for_planning(loaded, world_size)
     plan = make_plan(loaded.config, world_size)
     if options.write_csv is not None:
-        write_csv(options.write_csv, plan.schedule.actions)
+        write_csv(plan.schedule.actions, options.write_csv)
     print(json.dumps(plan.sections(), indent=1) if options.json else render(plan), end="", file=sys.stdout)
     return 0

@@ -185,9 +185,8 @@ def _split(config: Config, sizes: Any, layout: Layout) -> tuple[StageSplit, Plac
     schedule = find(experimental.pipeline_parallel_schedule)
     modules = sizes.modules()
     if points or per_stage is not None:
-        split = split_at(modules, points) if points else split_by_layers(modules, per_stage)
-        each = stages_per_rank(len(split.stages), layout.pipeline)
-        return split, schedule.place(layout.pipeline, each)
+        split = split_at(modules, points) if per_stage is None else split_by_layers(modules, per_stage)
+        return split, schedule.place(layout.pipeline, stages_per_rank(len(split.stages), layout.pipeline))
     each = experimental.pipeline_parallel_stages_per_rank
     alone = layout.pipeline == 1 and each is None
     placement = Placement.looped(1, 1) if alone else schedule.place(layout.pipeline, each)
