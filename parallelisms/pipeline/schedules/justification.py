@@ -142,10 +142,18 @@ class _Timeline:
         return start
 
 
-def close_up(setting: Setting, lists: ActionLists) -> ActionLists:
-    """The lists with their gaps closed, no rank holding more than the one that holds most did before."""
-    unlimited = Operations.of(setting)
-    orders = unlimited.numbered(lists)
-    operations = replace(unlimited, capacity=(max(unlimited.peaks(orders)),) * setting.ranks)
+def close_up(setting: Setting, lists: ActionLists, cap: float | None = None) -> ActionLists:
+    """The lists with their gaps closed; I and W that follow each other become B where no one waits for I.
+
+    Args:
+        setting: the placement and costs for which gaps are closed.
+        lists: compute actions, free of deadlock.
+        cap: whole shares that a rank may hold, at least what the lists hold; None: as many as the rank that
+            holds most in the lists.
+    """
+    operations = Operations.of(setting, cap)
+    orders = operations.numbered(lists)
+    if cap is None:
+        operations = replace(operations, capacity=(max(operations.peaks(orders)),) * setting.ranks)
     schedule = justify(operations, timed(operations, orders, operations.durations), operations.durations)
     return join_backwards(operations, schedule)
