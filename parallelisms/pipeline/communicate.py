@@ -1,13 +1,12 @@
-"""Complete the compute actions of each rank with sends, receives, and the gathering of sharded parameters.
+"""Complete the compute actions of each rank with sends and receives.
 
 - A send stands directly after the compute action that makes its message.
 - A receive is posted just before the compute action that precedes its consumer, so that the transfer overlaps
-  with that action and its buffer is held no longer than this needs. There are no tags: on each channel the
-  messages are posted in the order in which the sender sends them, so a receive moves forward where a later
-  message of its channel is wanted first.
+  with that action and its buffer is held no longer than this needs. There are no tags: what one rank receives
+  from another is posted in the order in which that one sends it, so a receive moves forward where a later
+  message is wanted first. Each channel alone would be enough for our executor; activations and gradients
+  are ordered together so that the same lists are right where they share a queue, as in torch's own runtime.
 - Stages that are neighbours on one rank hand over without any of this.
-- Sharded stages: UNSHARD one compute action before the stage's first forward; REDUCE_GRAD and RESHARD after
-  its last backward.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from enum import Enum
 
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.setting import Placement
+from parallelisms.pipeline.sharding import add_sharding
 
 
 class Payload(Enum):
@@ -81,12 +81,11 @@ def add_communication(lists: ActionLists, placement: Placement, sharded: bool = 
     """
     posts: list[_Posts] = [{} for _ in lists]
     consumers = [_consumer_positions(actions) for actions in lists]
-    for channel, receives in _receives_in_order_of_sending(lists, placement).items():
-        if channel.destination < len(lists):
-            _post(receives, consumers[channel.destination], posts[channel.destination])
-    return tuple(
-        tuple(_complete(actions, placement, posts[rank], sharded)) for rank, actions in enumerate(lists)
-    )
+    for (_, destination), receives in _receives_in_order_of_sending(lists, placement).items():
+        if destination < len(lists):
+            _post(receives, consumers[destination], posts[destination])
+    complete = tuple(tuple(_complete(actions, placement, posts[rank])) for rank, actions in enumerate(lists))
+    return add_sharding(complete) if sharded else complete
 
 
 # The receives of a rank by the position of the compute action before which they are posted.
@@ -118,59 +117,36 @@ def _message(action: Action, placement: Placement) -> tuple[Action, Action] | No
     )
 
 
-def _receives_in_order_of_sending(lists: ActionLists, placement: Placement) -> dict[Channel, list[Action]]:
-    channels: dict[Channel, list[Action]] = {}
-    for actions in lists:
+def _receives_in_order_of_sending(
+    lists: ActionLists, placement: Placement
+) -> dict[tuple[int, int], list[Action]]:
+    """By sending and receiving rank: the receives, activations and gradients together."""
+    pairs: dict[tuple[int, int], list[Action]] = {}
+    for source, actions in enumerate(lists):
         for action in actions:
             message = _message(action, placement)
             if message is not None:
-                send, receive = message
-                channels.setdefault(channel_of(send, placement), []).append(receive)
-    return channels
+                pairs.setdefault((source, placement.owners[message[1].stage]), []).append(message[1])
+    return pairs
 
 
 def _post(receives: list[Action], consumers: dict[Action, int], posts: _Posts) -> None:
-    """Give every receive of one channel its slot, from the last to the first."""
+    """Give every receive from one rank its slot, from the last to the first."""
     slots = []
     slot = max(consumers.values(), default=0)
     for receive in reversed(receives):
-        # Never after a later message of the channel: that one's turn comes after this one.
+        # Never after a later message from that rank: its turn comes after this one.
         slot = min(slot, max(consumers.get(receive, slot) - 1, 0))
         slots.append(slot)
     for receive, at in zip(receives, reversed(slots), strict=True):
         posts.setdefault(at, []).append(receive)
 
 
-def _complete(
-    actions: tuple[Action, ...], placement: Placement, posts: _Posts, sharded: bool
-) -> Iterator[Action]:
-    """One rank's list with everything around its compute actions."""
-    first, last = (_first_uses(actions), _last_uses(actions)) if sharded else ({}, {})
+def _complete(actions: tuple[Action, ...], placement: Placement, posts: _Posts) -> Iterator[Action]:
+    """One rank's list with the transfers around its compute actions."""
     for position, action in enumerate(actions):
         yield from posts.get(position, ())
-        for stage in first.get(position, ()):
-            yield Action(stage, Kind.UNSHARD)
         yield action
         message = _message(action, placement)
         if message is not None:
             yield message[0]
-        if position in last:
-            if action.kind is not Kind.FORWARD:
-                yield Action(action.stage, Kind.REDUCE_GRADIENT)
-            yield Action(action.stage, Kind.RESHARD)
-
-
-def _first_uses(actions: tuple[Action, ...]) -> dict[int, list[int]]:
-    """The stages to gather before each position: one action ahead of the first use."""
-    seen: set[int] = set()
-    slots: dict[int, list[int]] = {}
-    for position, action in enumerate(actions):
-        if action.stage not in seen:
-            seen.add(action.stage)
-            slots.setdefault(max(position - 1, 0), []).append(action.stage)
-    return slots
-
-
-def _last_uses(actions: tuple[Action, ...]) -> set[int]:
-    """The positions at which a stage is used for the last time."""
-    return set({action.stage: position for position, action in enumerate(actions)}.values())

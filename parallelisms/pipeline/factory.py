@@ -9,9 +9,11 @@ from parallelisms.pipeline.actions import ActionLists
 from parallelisms.pipeline.communicate import add_communication, compute_only
 from parallelisms.pipeline.csv import has_communication, microbatches_of, placement_of, read_csv
 from parallelisms.pipeline.errors import IllegalSettingError, MemoryCapError
+from parallelisms.pipeline.schedules import one_f_one_b
 from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.schedules.forward_only import forward_only as forwards_alone
 from parallelisms.pipeline.setting import Placement, Setting
+from parallelisms.pipeline.sharding import add_sharding
 from parallelisms.pipeline.simulate import Prediction, simulate
 from parallelisms.pipeline.verify import Proof, verify
 
@@ -53,12 +55,16 @@ def build_schedule(
         title, lists = "CSV", _read(csv, setting, sharded)
     else:
         family = find(name)
-        family.check(setting)
-        title, lists = family.name, () if forward_only else family.generate(setting)
+        # On one stage every schedule is the same: there is nothing to overlap.
+        chosen = family if setting.stages > 1 else one_f_one_b.FAMILY
+        chosen.check(setting)
+        title, lists = family.name, () if forward_only else chosen.generate(setting)
     if forward_only:
         lists = forwards_alone(setting)
     if not has_communication(lists):
         lists = add_communication(compute_only(lists), setting.placement, sharded)
+    elif sharded and all(action.kind.has_microbatch for actions in lists for action in actions):
+        lists = add_sharding(lists)
     proof = verify(lists, setting.placement, setting.microbatches, forward_only, sharded)
     _check_memory(title, proof, setting)
     prediction = simulate(lists, setting.placement, setting.costs)

@@ -1,7 +1,12 @@
-"""The part of the proof that concerns sharded parameters: gathered while used, gradients reduced once."""
+"""Stages whose parameters are sharded over data-parallel ranks: where to gather, release and reduce, and proof.
+
+UNSHARD stands one compute action before the stage's first forward, so that the gathering overlaps with it;
+REDUCE_GRAD and RESHARD stand after the stage's last backward and what that sends.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
@@ -12,6 +17,36 @@ from parallelisms.pipeline.errors import ShardingError
 class _Stage:
     gathered: bool = False
     reduced: bool = False
+
+
+def add_sharding(lists: ActionLists) -> ActionLists:
+    """Lists of compute actions and transfers, completed for sharded stages. In validation nothing is reduced."""
+    return tuple(tuple(_with_sharding(actions)) for actions in lists)
+
+
+def _with_sharding(actions: tuple[Action, ...]) -> Iterator[Action]:
+    gather: dict[int, list[Action]] = {}  # before which position
+    last: dict[int, int] = {}  # of each stage: position of the last action that needs or makes anything
+    trained = {
+        action.stage for action in actions if action.kind.is_compute and action.kind is not Kind.FORWARD
+    }
+    slot: int | None = None
+    for position, action in enumerate(actions):
+        if action.kind.is_compute:
+            if action.stage not in last:
+                gather.setdefault(position if slot is None else slot, []).append(
+                    Action(action.stage, Kind.UNSHARD)
+                )
+            slot = position
+        if action.kind.is_compute or action.kind.is_send:
+            last[action.stage] = position
+    for position, action in enumerate(actions):
+        yield from gather.get(position, ())
+        yield action
+        if last.get(action.stage) == position:
+            if action.stage in trained:
+                yield Action(action.stage, Kind.REDUCE_GRADIENT)
+            yield Action(action.stage, Kind.RESHARD)
 
 
 def check_sharding(lists: ActionLists, forward_only: bool, sharded: bool | None) -> None:

@@ -34,7 +34,7 @@ def find(name: str) -> ScheduleFamily:
     if wanted in known:
         return known[wanted]
     nearest = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {known[nearest[0]].name!r}?" if nearest else ""
+    hint = f"; did you mean {known[nearest[0]].name!r}?" if nearest else "."
     raise UnknownScheduleError(f"no pipeline schedule is called {name!r}{hint} Known: {', '.join(names())}")
 
 

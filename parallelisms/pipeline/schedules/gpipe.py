@@ -2,8 +2,8 @@
 
 4 ranks, 4 microbatches, a backward as long as two forwards:
 
-    rank 0 | F0 F1 F2 F3                      B0~~~ B1~~~ B2~~~ B3~~~
-    rank 1 |    F0 F1 F2 F3                B0~~~ B1~~~ B2~~~ B3~~~
+    rank 0 | F0 F1 F2 F3                            B0~~~ B1~~~ B2~~~ B3~~~
+    rank 1 |    F0 F1 F2 F3                   B0~~~ B1~~~ B2~~~ B3~~~
     rank 2 |       F0 F1 F2 F3          B0~~~ B1~~~ B2~~~ B3~~~
     rank 3 |          F0 F1 F2 F3 B0~~~ B1~~~ B2~~~ B3~~~
 

@@ -3,8 +3,8 @@
 2 ranks, 2 stages each (rank 0 has stages 0 and 2), 4 microbatches in groups of 2; `2F0` is stage 2's forward
 of microbatch 0, a backward lasts as long as two forwards:
 
-    rank 0 | 0F0 0F1 2F0 2F1     2B0~~~~ 0F2 2B1~~~~ 0F3 0B0~~~~ 2F2 0B1~~~~ 2F3 2B2~~~~ 2B3~~~~ ...
-    rank 1 |     1F0 1F1 3F0 3B0~~~~ 3F1 3B1~~~~ 1F2 1B0~~~~ 1F3 1B1~~~~ 3F2 3B2~~~~ 3F3 3B3~~~~ ...
+    rank 0 | 0F0 0F1 2F0 2F1 0F2     2B0~~~~ 0F3 2B1~~~~ 2F2 0B0~~~~ 2F3 0B1~~~~     2B2~~~~     2B3~~~~ 0B2~~~~ 0B3~~~~
+    rank 1 |     1F0 1F1 3F0 3B0~~~~ 3F1 3B1~~~~ 1F2 1B0~~~~ 1F3 1B1~~~~ 3F2 3B2~~~~ 3F3 3B3~~~~ 1B2~~~~ 1B3~~~~
 
 Microbatches go through all chunks of a rank in groups: a group's forwards on chunk 0, on chunk 1, and so on;
 then the next group. Backwards do the same from the last chunk. Groups of exactly p, as they are usually

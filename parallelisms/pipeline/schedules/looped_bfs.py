@@ -2,7 +2,7 @@
 
 2 ranks, 2 stages each (rank 0 has stages 0 and 2), 3 microbatches, a backward as long as two forwards:
 
-    rank 0 | 0F0 0F1 0F2 2F0 2F1 2F2         2B0~~~~ 2B1~~~~ 2B2~~~~ 0B0~~~~ 0B1~~~~ 0B2~~~~
+    rank 0 | 0F0 0F1 0F2 2F0 2F1 2F2             2B0~~~~ 2B1~~~~ 2B2~~~~ 0B0~~~~ 0B1~~~~ 0B2~~~~
     rank 1 |     1F0 1F1 1F2 3F0 3F1 3F2 3B0~~~~ 3B1~~~~ 3B2~~~~ 1B0~~~~ 1B1~~~~ 1B2~~~~
 
 Breadth first: each stage's parameters are gathered once and its gradients are complete as early as can be,
