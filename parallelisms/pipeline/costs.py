@@ -1,0 +1,142 @@
+"""Costs of stages: read off a prediction, measured from a timeline, and the factor between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from parallelisms.pipeline.actions import Action, Kind
+from parallelisms.pipeline.measured import RankMeasurement, Timeline
+from parallelisms.pipeline.setting import Costs, Placement
+from parallelisms.pipeline.simulate import Prediction
+
+# What made the input of an action: the kinds, and how far its stage is away.
+_PRODUCERS = {
+    Kind.FORWARD: ((Kind.FORWARD,), -1),
+    Kind.BACKWARD: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
+    Kind.BACKWARD_INPUT: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
+}
+
+
+def producers(action: Action, placement: Placement) -> tuple[Action, ...]:
+    """The compute actions of other stages of which one makes the input of `action`; none for the ends."""
+    kinds, step = _PRODUCERS.get(action.kind, ((), 0))
+    stage = action.stage + step
+    if not 0 <= stage < placement.stages:
+        return ()
+    return tuple(Action(stage, kind, action.microbatch, action.chunk) for kind in kinds)
+
+
+def costs_of(prediction: Prediction, stages: int) -> Costs:
+    """The costs that a prediction was made with. A backward in one go counts half as each of its parts."""
+    spans = [(span.action, span.end - span.start) for each in prediction.spans for span in each]
+    return _costs(spans, stages, transfer=0.0)
+
+
+def scaled(costs: Costs, factor: float) -> Costs:
+    """The costs in another unit."""
+    return Costs(
+        tuple(each * factor for each in costs.forward),
+        tuple(each * factor for each in costs.backward_input),
+        tuple(each * factor for each in costs.backward_weight),
+        costs.transfer * factor,
+    )
+
+
+def cost_of(costs: Costs, action: Action) -> float:
+    """What a compute action costs."""
+    stage = action.stage
+    match action.kind:
+        case Kind.FORWARD:
+            return costs.forward[stage]
+        case Kind.BACKWARD_INPUT:
+            return costs.backward_input[stage]
+        case Kind.BACKWARD_WEIGHT:
+            return costs.backward_weight[stage]
+        case _:
+            return costs.backward_input[stage] + costs.backward_weight[stage]
+
+
+def seconds_per_unit(costs: Costs, ranks: Iterable[RankMeasurement]) -> float:
+    """The factor from the unit of `costs` to the seconds that were measured.
+
+    The median over all actions, so that it is that of the stages that are as planned, not of a slow one.
+    """
+    ratios = [
+        each.seconds / planned
+        for rank in ranks
+        for each in rank.compute
+        if (planned := cost_of(costs, each.action)) > 0
+    ]
+    return median(ratios) if ratios else 1.0
+
+
+def measured_costs(timeline: Timeline) -> Costs:
+    """The seconds of each stage's work on one microbatch, and of a transfer, as they were in a step.
+
+    Each is the median over microbatches, runs and pipelines. Where the backward was not split, each of its
+    parts counts half: the split cannot be known. The transfer is taken from the messages that a rank stood
+    still for, the only ones whose arrival is known: from when the result was there and the receive posted
+    until the rank could go on.
+    """
+    done = [(each.action, each.seconds) for rank in timeline.ranks for each in rank.compute]
+    transfers = [
+        transfer.seconds
+        for replica in timeline.replicas
+        for transfer in exposed_transfers(timeline, timeline.pipeline(replica))
+        if transfer.whole
+    ]
+    transfer = median(transfers) if transfers else 0.0
+    return _costs(done, timeline.schedule.placement.stages, transfer)
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedTransfer:
+    """A message that a rank stood still for after it had been made.
+
+    `seconds` is how long; `whole` tells that the rank waited from before the message was made, so that this is
+    all the time that the message took. The error of the clocks is in it.
+    """
+
+    action: Action
+    run: int
+    rank: int
+    seconds: float
+    whole: bool
+
+
+def exposed_transfers(timeline: Timeline, pipeline: Sequence[RankMeasurement]) -> list[ExposedTransfer]:
+    """The messages between the ranks of one pipeline that were not there when they were wanted."""
+    microbatches, placement = timeline.schedule.microbatches, timeline.schedule.placement
+    made = {each.numbered(microbatches): each.end for rank in pipeline for each in rank.compute}
+    found = []
+    for rank in pipeline:
+        for each in rank.compute:
+            if each.wait_start is None or each.wait_end is None:
+                continue
+            for producer in producers(each.numbered(microbatches), placement):
+                if producer in made:
+                    since = max(each.wait_start, made[producer])
+                    whole = made[producer] >= each.wait_start
+                    seconds = max(0.0, each.wait_end - since)
+                    found.append(ExposedTransfer(each.action, each.run, rank.rank, seconds, whole))
+    return found
+
+
+def _costs(done: Iterable[tuple[Action, float]], stages: int, transfer: float) -> Costs:
+    durations: dict[tuple[Kind, int], list[float]] = {}
+    for action, duration in done:
+        durations.setdefault((action.kind, action.stage), []).append(duration)
+    typical = {key: median(values) for key, values in durations.items()}
+
+    def of(kind: Kind, stage: int, share_of_whole: float) -> float:
+        whole = typical.get((Kind.BACKWARD, stage), 0.0) * share_of_whole
+        return typical.get((kind, stage), whole)
+
+    return Costs(
+        tuple(of(Kind.FORWARD, stage, 0.0) for stage in range(stages)),
+        tuple(of(Kind.BACKWARD_INPUT, stage, 0.5) for stage in range(stages)),
+        tuple(of(Kind.BACKWARD_WEIGHT, stage, 0.5) for stage in range(stages)),
+        transfer,
+    )
