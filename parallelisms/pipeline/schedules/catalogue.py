@@ -6,7 +6,17 @@ import difflib
 import re
 
 from parallelisms.pipeline.errors import UnknownScheduleError
-from parallelisms.pipeline.schedules import gpipe, interleaved, looped_bfs, one_f_one_b
+from parallelisms.pipeline.schedules import (
+    dualpipev,
+    gpipe,
+    interleaved,
+    interleaved_zero_bubble,
+    looped_bfs,
+    one_f_one_b,
+    v_schedules,
+    zbv,
+    zero_bubble,
+)
 from parallelisms.pipeline.schedules.family import ScheduleFamily
 
 __all__ = ["FAMILIES", "ScheduleFamily", "find", "names"]
@@ -16,6 +26,11 @@ FAMILIES: tuple[ScheduleFamily, ...] = (
     one_f_one_b.FAMILY,
     interleaved.FAMILY,
     looped_bfs.FAMILY,
+    *zero_bubble.FAMILIES,
+    interleaved_zero_bubble.FAMILY,
+    zbv.FAMILY,
+    dualpipev.FAMILY,
+    *v_schedules.FAMILIES,
 )
 
 
