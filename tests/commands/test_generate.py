@@ -15,6 +15,7 @@ from trainer.checkpoint.manifest import Contents, Manifest, describe_files, writ
 from trainer.checkpoint.storage import files_of_rank, write_tensors
 from trainer.checkpoint.weights import find_trained_model, load_model
 from trainer.commands.generate import run
+from trainer.data.tokenizer import train_sentencepiece
 from trainer.errors import ConfigurationError, ExitCode
 
 CONFIG = """
@@ -120,6 +121,16 @@ def test_no_prompt_is_needed_and_more_tokens_than_trained_with_are_remarked_on(
 ) -> None:
     assert run(["--checkpoint", str(run_folder), "--max-new-tokens", "70", "--temperature", "0"]) == 0
     assert "beyond 64 tokens" in capsys.readouterr().err
+
+
+def test_the_tokenizer_that_the_run_trained_for_itself_is_found(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "config.toml").write_text(CONFIG.replace('tokenizer_path = "byte"', ""))
+    assert run(["--checkpoint", str(run_folder)]) == ExitCode.WRONG_CONFIGURATION
+    assert f"tokenizer {run_folder.resolve()}" in capsys.readouterr().err
+    train_sentencepiece(["for each word in the text " * 40], 300, run_folder / "tokenizer", exact_size=False)
+    assert run(["--checkpoint", str(run_folder), "--max-new-tokens", "5"]) == ExitCode.DONE
 
 
 def test_no_checkpoint_ends_with_exit_code_2_and_the_path(

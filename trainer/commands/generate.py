@@ -96,9 +96,10 @@ def _write(arguments: argparse.Namespace, trained: TrainedModel, tokenizer: Toke
 
 def _tokenizer(trained: TrainedModel) -> Tokenizer:
     from trainer.data.tokenizer import load_tokenizer
+    from trainer.run_folder import RunFolder
 
-    # Without one in the configuration, the run has made its own and keeps it in its folder.
-    return load_tokenizer(trained.config.model.tokenizer_path or trained.run_folder)
+    # Without one in the configuration, the run has trained its own.
+    return load_tokenizer(trained.config.model.tokenizer_path or RunFolder(trained.run_folder).tokenizer)
 
 
 def _prompt(text: str, trained: TrainedModel, tokenizer: Tokenizer) -> list[int]:
