@@ -79,7 +79,7 @@ def main() -> None:
     batches = SameBatches(config, sizes.vocab_size)
     record = Path(tempfile.mkdtemp()) / "failure.json"
     with RankProcess(RankIdentity(0, 0, 1), config, plan, record) as process:
-        pipeline = build_pipeline(config, plan, process)
+        pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
         schedule = build_lr_schedule(optimizer, config)
         loop = Loop(config, plan, pipeline, optimizer, schedule, batches, process.device, process.progress)

@@ -14,7 +14,7 @@ from parallelisms.apply import apply_parallelisms
 from parallelisms.data import Precision, ShardedStage
 from parallelisms.mesh import build_mesh
 from parallelisms.pipeline.channels import Channels
-from parallelisms.pipeline.execute import Boundary, Executor
+from parallelisms.pipeline.execute import Boundary, Executor, Observer
 from parallelisms.pipeline.factory import PipelineSchedule
 from parallelisms.pipeline.stage import Stage
 from trainer.config.schema import Config
@@ -32,7 +32,6 @@ class Pipeline:
     stages: dict[int, Stage]
     executor: Executor
     evaluator: Executor | None  # forward only, where the configuration validates
-    channels: tuple[Channels, ...]
 
     @property
     def parts(self) -> list[nn.Module]:
@@ -40,19 +39,20 @@ class Pipeline:
         return [stage.module for stage in self.stages.values()]
 
 
-def build_pipeline(config: Config, plan: Plan, process: RankProcess) -> Pipeline:
-    """Collective over all ranks: mesh, stages with initial parameters, executors."""
+def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: Observer) -> Pipeline:
+    """Collective over all ranks: mesh, stages with initial parameters, executors that tell `observer`."""
     mesh = build_mesh(plan.layout, process.device.type)
     stages = {
         index: _build_stage(index, config, plan, process, mesh)
         for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
     }
-    executor, channels = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process)
+    executor = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process, observer)
     if plan.validation is None:
-        return Pipeline(mesh, stages, executor, None, (channels,))
+        return Pipeline(mesh, stages, executor, None)
     seq_len = plan.validation.seq_len
-    evaluator, more = _build_executor(plan.validation.schedule, seq_len, stages, config, plan, process)
-    return Pipeline(mesh, stages, executor, evaluator, (channels, more))
+    schedule = plan.validation.schedule
+    evaluator = _build_executor(schedule, seq_len, stages, config, plan, process, process.progress)
+    return Pipeline(mesh, stages, executor, evaluator)
 
 
 def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Module:
@@ -88,13 +88,14 @@ def _build_executor(
     config: Config,
     plan: Plan,
     process: RankProcess,
-) -> tuple[Executor, Channels]:
+    observer: Observer,
+) -> Executor:
     rank = plan.layout.pipeline_rank(process.rank)
     members = plan.layout.pipeline_of(process.rank)
     channels = Channels(schedule.actions, schedule.placement, members, rank, process.device)
     precision = config_precision(config)
     boundary = Boundary(seq_len, plan.sizes.dim, precision.parameters, process.device)
-    return Executor(schedule.actions[rank], stages, channels, boundary, process.progress), channels
+    return Executor(schedule.actions[rank], stages, channels, boundary, observer)
 
 
 def config_precision(config: Config) -> Precision:

@@ -90,7 +90,7 @@ def reference(case: Case) -> tuple[float, dict[str, Tensor]]:
     tokens, labels = global_batch(case)
     loss = loss_of(model(tokens), labels, (labels != -100).sum())
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def run_case(rank: int, case: Case) -> dict[str, Any]:

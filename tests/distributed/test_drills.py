@@ -83,7 +83,7 @@ def _rank(rank: int, port: int, folder: str, config: Config, sabotage: Sabotage)
     plan = make_plan(config, RANKS)
     record = Path(folder) / "failure.json"
     with RankProcess(RankIdentity(rank, rank, RANKS), config, plan, record) as process:
-        pipeline = build_pipeline(config, plan, process)
+        pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
         loader = build_loader(config, load_tokenizer("byte"), data_rank=0, data_ranks=1)
         schedule = build_lr_schedule(optimizer, config)

@@ -67,7 +67,7 @@ def train_steps(rank: int, config: Config, world_size: int, record: str) -> dict
     """Run all steps; losses, norms, gradients of every step, and parameters at the start and at the end."""
     plan = make_plan(config, world_size)
     with RankProcess(RankIdentity(rank, rank, world_size), config, plan, Path(record)) as process:
-        pipeline = build_pipeline(config, plan, process)
+        pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
         loader = build_loader(
             config,

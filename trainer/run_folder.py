@@ -1,0 +1,45 @@
+"""Where a run keeps its files; section 5 of the design names them for other programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.load import Loaded, config_to_toml
+
+if TYPE_CHECKING:
+    from trainer.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder `[job] dump_folder`, by default outputs/<name of the configuration>."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> RunFolder:
+        configured = loaded.config.job.dump_folder
+        return cls(Path(configured) if configured else Path("outputs") / loaded.name)
+
+    @property
+    def failure_record(self) -> Path:
+        """The first cause of the last failure, as JSON."""
+        return self.path / "failure.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that is trained at first use."""
+        return self.path / "tokenizer"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline"
+
+    def describe(self, loaded: Loaded, plan: Plan) -> None:
+        """Write the effective configuration and the plan. On one rank only."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(config_to_toml(loaded.config), encoding="utf-8")
+        (self.path / "plan.json").write_text(json.dumps(plan.sections(), indent=1) + "\n", encoding="utf-8")
