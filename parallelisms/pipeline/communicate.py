@@ -45,7 +45,6 @@ _PRODUCES = {
     Kind.BACKWARD: (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1),
     Kind.BACKWARD_INPUT: (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1),
 }
-_CONSUMES = {kind: receive for kind, (_, receive, _) in _PRODUCES.items()}
 # From the stage of a transfer to the stages of its source and of its destination.
 _TRANSFERS = {
     Kind.SEND_ACTIVATION: (0, 1, Payload.ACTIVATION),
@@ -79,30 +78,34 @@ def add_communication(lists: ActionLists, placement: Placement, sharded: bool = 
         placement: the owner of each stage.
         sharded: the parameters of every stage are sharded over data-parallel ranks (FSDP).
     """
+    messages = [[_message(action, placement) for action in actions] for actions in lists]
     posts: list[_Posts] = [{} for _ in lists]
     consumers = [_consumer_positions(actions) for actions in lists]
-    for (_, destination), receives in _receives_in_order_of_sending(lists, placement).items():
+    for (_, destination), receives in _receives_in_order_of_sending(messages, placement).items():
         if destination < len(lists):
             _post(receives, consumers[destination], posts[destination])
-    complete = tuple(tuple(_complete(actions, placement, posts[rank])) for rank, actions in enumerate(lists))
+    complete = tuple(tuple(_complete(*each)) for each in zip(lists, messages, posts, strict=True))
     return add_sharding(complete) if sharded else complete
 
 
+# The send and the receive of what a compute action makes; None if nothing leaves the rank.
+_Message = tuple[Action, Action] | None
 # The receives of a rank by the position of the compute action before which they are posted.
 _Posts = dict[int, list[Action]]
+# A message: whether it is an activation, the receiving stage, the microbatch.
+_Key = tuple[bool, int, int | None]
 
 
-def _consumer_positions(actions: tuple[Action, ...]) -> dict[Action, int]:
-    """Where a rank needs each message: the position of the compute action that uses it, by the receive."""
+def _consumer_positions(actions: tuple[Action, ...]) -> dict[_Key, int]:
+    """Where a rank needs each message: the position of the compute action that uses it."""
     return {
-        Action(action.stage, _CONSUMES[action.kind], action.microbatch, action.chunk): position
+        (action.kind is Kind.FORWARD, action.stage, action.microbatch): position
         for position, action in enumerate(actions)
-        if action.kind in _CONSUMES
+        if action.kind is not Kind.BACKWARD_WEIGHT
     }
 
 
-def _message(action: Action, placement: Placement) -> tuple[Action, Action] | None:
-    """The send and the receive of what a compute action makes; None if nothing leaves the rank."""
+def _message(action: Action, placement: Placement) -> _Message:
     if action.kind not in _PRODUCES:
         return None
     send, receive, step = _PRODUCES[action.kind]
@@ -118,35 +121,34 @@ def _message(action: Action, placement: Placement) -> tuple[Action, Action] | No
 
 
 def _receives_in_order_of_sending(
-    lists: ActionLists, placement: Placement
+    messages: list[list[_Message]], placement: Placement
 ) -> dict[tuple[int, int], list[Action]]:
     """By sending and receiving rank: the receives, activations and gradients together."""
     pairs: dict[tuple[int, int], list[Action]] = {}
-    for source, actions in enumerate(lists):
-        for action in actions:
-            message = _message(action, placement)
+    for source, row in enumerate(messages):
+        for message in row:
             if message is not None:
                 pairs.setdefault((source, placement.owners[message[1].stage]), []).append(message[1])
     return pairs
 
 
-def _post(receives: list[Action], consumers: dict[Action, int], posts: _Posts) -> None:
+def _post(receives: list[Action], consumers: dict[_Key, int], posts: _Posts) -> None:
     """Give every receive from one rank its slot, from the last to the first."""
     slots = []
     slot = max(consumers.values(), default=0)
     for receive in reversed(receives):
+        key = (receive.kind is Kind.RECEIVE_ACTIVATION, receive.stage, receive.microbatch)
         # Never after a later message from that rank: its turn comes after this one.
-        slot = min(slot, max(consumers.get(receive, slot) - 1, 0))
+        slot = min(slot, max(consumers.get(key, slot) - 1, 0))
         slots.append(slot)
     for receive, at in zip(receives, reversed(slots), strict=True):
         posts.setdefault(at, []).append(receive)
 
 
-def _complete(actions: tuple[Action, ...], placement: Placement, posts: _Posts) -> Iterator[Action]:
+def _complete(actions: tuple[Action, ...], messages: list[_Message], posts: _Posts) -> Iterator[Action]:
     """One rank's list with the transfers around its compute actions."""
-    for position, action in enumerate(actions):
+    for position, (action, message) in enumerate(zip(actions, messages, strict=True)):
         yield from posts.get(position, ())
         yield action
-        message = _message(action, placement)
         if message is not None:
             yield message[0]

@@ -18,11 +18,12 @@ _SEND_F, _SEND_B = Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT
 
 
 @dataclass(frozen=True)
-class Turn:
-    """`action` is the next that can be carried out, by `rank`."""
+class Stretch:
+    """What `rank` can carry out next, without waiting in between: its actions from `start` up to `stop`."""
 
     rank: int
-    action: Action
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -49,29 +50,35 @@ class Progress:
         self._position = [0] * len(lists)
         self._waiting: dict[tuple[bool, int, int], int] = {}
 
-    def turns(self) -> Iterator[Turn]:
+    def stretches(self) -> Iterator[Stretch]:
         """Every action, each after all that it depends on. Raises DeadlockError with the cycle."""
         ready = list(range(len(self._lists)))
         while ready:
             rank = ready.pop()
-            actions = self._lists[rank]
-            for position in range(self._position[rank], len(actions)):
-                action = actions[position]
-                need = self._need(action)
-                if need is not None and need not in self._done:
-                    self._position[rank] = position
-                    self._waiting[need] = rank
-                    break
-                yield Turn(rank, action)
-                made = self._made(action)
-                if made is not None:
-                    self._done.add(made)
-                    if made in self._waiting:
-                        ready.append(self._waiting.pop(made))
-            else:
-                self._position[rank] = len(actions)
+            start = self._position[rank]
+            ready += self._go_on(rank)
+            yield Stretch(rank, start, self._position[rank])
         if self._waiting:
             raise DeadlockError(self._describe_deadlock())
+
+    def _go_on(self, rank: int) -> list[int]:
+        """Carry out what the rank can; returns the ranks that waited for any of it."""
+        actions, done, waiting = self._lists[rank], self._done, self._waiting
+        woken: list[int] = []
+        for position in range(self._position[rank], len(actions)):
+            action = actions[position]
+            need = self._need(action)
+            if need is not None and need not in done:
+                self._position[rank] = position
+                waiting[need] = rank
+                return woken
+            made = self._made(action)
+            if made is not None:
+                done.add(made)
+                if made in waiting:
+                    woken.append(waiting.pop(made))
+        self._position[rank] = len(actions)
+        return woken
 
     def _need(self, action: Action) -> tuple[bool, int, int] | None:
         """What the action waits for."""
@@ -128,6 +135,6 @@ class Progress:
         return _Blocked(self._lists[rank][self._position[rank]], needed, owner)
 
 
-def turns(lists: ActionLists, placement: Placement) -> Iterator[Turn]:
+def stretches(lists: ActionLists, placement: Placement) -> Iterator[Stretch]:
     """Every action of all ranks in an order in which they can be carried out. Raises DeadlockError."""
-    return Progress(lists, placement).turns()
+    return Progress(lists, placement).stretches()

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.bounds import lower_bound
-from parallelisms.pipeline.progress import turns
+from parallelisms.pipeline.progress import stretches
 from parallelisms.pipeline.setting import Costs, Placement
 from parallelisms.pipeline.verify import peak_activations
+
+_NEVER = -1.0  # no time: times start at 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +55,18 @@ class Prediction:
 
 def simulate(lists: ActionLists, placement: Placement, costs: Costs) -> Prediction:
     """Time the lists. Raises DeadlockError for lists that do not complete."""
-    clock = _Clock(placement, costs, ranks=len(lists))
-    for turn in turns(lists, placement):
-        clock.carry_out(turn.rank, turn.action)
+    named = (action.microbatch for actions in lists for action in actions)
+    microbatches = 1 + max((each for each in named if each is not None), default=-1)
+    clock = _Clock(placement, costs, len(lists), microbatches)
+    for stretch in stretches(lists, placement):
+        for action in lists[stretch.rank][stretch.start : stretch.stop]:
+            clock.carry_out(stretch.rank, action)
     spans = tuple(tuple(each) for each in clock.spans)
     step = max((each[-1].end for each in spans if each), default=0.0)
     work = [sum(span.end - span.start for span in each) for each in spans]
     lengths = [each[-1].end - each[0].start if each else 0.0 for each in spans]
     kinds = {span.action.kind for each in spans for span in each}
     forward_only = kinds <= {Kind.FORWARD}
-    microbatches = 1 + max((span.action.microbatch or 0 for each in spans for span in each), default=-1)
     return Prediction(
         spans=spans,
         step=step,
@@ -77,69 +81,84 @@ def _idle_share(busy: float, length: float) -> float:
     return max(0.0, 1.0 - busy / length) if length > 0 else 0.0
 
 
-class _Clock:
-    """When each rank is free and each message is there. Actions come in an order of `turns`."""
+class _Messages:
+    """The activations, or the gradients, that go from stage to stage; each by producing stage and microbatch.
 
-    def __init__(self, placement: Placement, costs: Costs, ranks: int) -> None:
+    Their index is stage * microbatches + microbatch. A message that is never received by a RECEIVE action is
+    there `transfer` after it was made.
+    """
+
+    def __init__(self, owners: tuple[int, ...], microbatches: int, transfer: float) -> None:
+        count = len(owners) * microbatches
+        self._owners, self._microbatches, self._transfer = owners, microbatches, transfer
+        self._made = [0.0] * count
+        self._posted = [_NEVER] * count  # when the receive was posted
+        self._received = [_NEVER] * count
+        # By source and destination: receives that are not through, and when the last one was.
+        self._queues: dict[tuple[int, int], deque[int]] = {}
+        self._through: dict[tuple[int, int], float] = {}
+
+    def make(self, producer: int, microbatch: int, time: float) -> None:
+        self._made[producer * self._microbatches + microbatch] = time
+
+    def post_receive(self, producer: int, microbatch: int, rank: int, time: float) -> None:
+        index = producer * self._microbatches + microbatch
+        self._posted[index] = time
+        self._queues.setdefault((self._owners[producer], rank), deque()).append(index)
+
+    def arrival(self, producer: int, microbatch: int, rank: int) -> float:
+        """When `rank` can use the message, which has been made."""
+        index = producer * self._microbatches + microbatch
+        if self._owners[producer] == rank:
+            return self._made[index]
+        if self._posted[index] == _NEVER:
+            return self._made[index] + self._transfer
+        channel = (self._owners[producer], rank)
+        queue = self._queues[channel]
+        while self._received[index] == _NEVER:
+            first = queue.popleft()
+            free = max(self._made[first], self._posted[first], self._through.get(channel, 0.0))
+            self._through[channel] = self._received[first] = free + self._transfer
+        return self._received[index]
+
+
+class _Clock:
+    """When each rank is free and each message is there. Actions come in an order of `stretches`."""
+
+    def __init__(self, placement: Placement, costs: Costs, ranks: int, microbatches: int) -> None:
         self.spans: list[list[Span]] = [[] for _ in range(ranks)]
         self._free = [0.0] * ranks
-        self._owners = placement.owners
-        self._transfer = costs.transfer
+        self._last_stage = placement.stages - 1
+        self._activations = _Messages(placement.owners, microbatches, costs.transfer)
+        self._gradients = _Messages(placement.owners, microbatches, costs.transfer)
+        both = tuple(b + w for b, w in zip(costs.backward_input, costs.backward_weight, strict=True))
         self._duration = {
             Kind.FORWARD: costs.forward,
-            Kind.BACKWARD: tuple(
-                b + w for b, w in zip(costs.backward_input, costs.backward_weight, strict=True)
-            ),
+            Kind.BACKWARD: both,
             Kind.BACKWARD_INPUT: costs.backward_input,
             Kind.BACKWARD_WEIGHT: costs.backward_weight,
         }
-        # Of messages, by (is activation, producing stage, microbatch):
-        self._made: dict[tuple[bool, int, int], float] = {}
-        self._receive_posted: dict[tuple[bool, int, int], float] = {}
-        self._received: dict[tuple[bool, int, int], float] = {}
-        # Of channels, by (is activation, source, destination): what is posted, and when the last one was through.
-        self._queues: dict[tuple[bool, int, int], deque[tuple[bool, int, int]]] = {}
-        self._through: dict[tuple[bool, int, int], float] = {}
 
     def carry_out(self, rank: int, action: Action) -> None:
-        kind = action.kind
-        if kind.is_compute:
-            self._compute(rank, action)
-        elif kind.is_receive:
-            forward = kind is Kind.RECEIVE_ACTIVATION
-            producer = action.stage - 1 if forward else action.stage + 1
-            assert action.microbatch is not None
-            message = (forward, producer, action.microbatch)
-            self._receive_posted[message] = self._free[rank]
-            self._queues.setdefault((forward, self._owners[producer], rank), deque()).append(message)
-
-    def _compute(self, rank: int, action: Action) -> None:
         kind, stage, microbatch = action.kind, action.stage, action.microbatch
-        assert microbatch is not None
-        start = self._free[rank]
-        if kind is Kind.FORWARD:
-            if stage > 0:
-                start = max(start, self._arrival((True, stage - 1, microbatch), rank))
-        elif kind is not Kind.BACKWARD_WEIGHT and stage + 1 < len(self._owners):
-            start = max(start, self._arrival((False, stage + 1, microbatch), rank))
-        end = start + self._duration[kind][stage]
-        self._free[rank] = end
-        if kind is not Kind.BACKWARD_WEIGHT:
-            self._made[kind is Kind.FORWARD, stage, microbatch] = end
-        self.spans[rank].append(Span(action, start, end))
+        if microbatch is None:
+            return
+        if kind is Kind.RECEIVE_ACTIVATION:
+            self._activations.post_receive(stage - 1, microbatch, rank, self._free[rank])
+        elif kind is Kind.RECEIVE_GRADIENT:
+            self._gradients.post_receive(stage + 1, microbatch, rank, self._free[rank])
+        elif kind.is_compute:
+            start = max(self._free[rank], self._ready(rank, kind, stage, microbatch))
+            end = self._free[rank] = start + self._duration[kind][stage]
+            if kind is not Kind.BACKWARD_WEIGHT:
+                made = self._activations if kind is Kind.FORWARD else self._gradients
+                made.make(stage, microbatch, end)
+            self.spans[rank].append(Span(action, start, end))
 
-    def _arrival(self, message: tuple[bool, int, int], rank: int) -> float:
-        """When the result of another stage can be used on this rank."""
-        source = self._owners[message[1]]
-        made = self._made[message]
-        if source == rank:
-            return made
-        if message not in self._receive_posted:
-            return made + self._transfer
-        channel = (message[0], source, rank)
-        while message not in self._received:
-            first = self._queues[channel].popleft()
-            both_posted = max(self._made[first], self._receive_posted[first])
-            self._through[channel] = max(both_posted, self._through.get(channel, 0.0)) + self._transfer
-            self._received[first] = self._through[channel]
-        return self._received[message]
+    def _ready(self, rank: int, kind: Kind, stage: int, microbatch: int) -> float:
+        """When the input of a compute action is on its rank."""
+        if kind is Kind.FORWARD:
+            return self._activations.arrival(stage - 1, microbatch, rank) if stage > 0 else 0.0
+        if kind is Kind.BACKWARD_WEIGHT or stage == self._last_stage:
+            return 0.0
+        return self._gradients.arrival(stage + 1, microbatch, rank)

@@ -16,7 +16,7 @@ large activations would hang what small ones do not. Tags would have to be added
 **What follows.** A compute action that has been reached waits only until its sender has *posted*: its own
 receive stands before it in the list, and everything before both in the channel is posted too, for lists are
 carried out in order and both sides have the same sequence. So the step completes if and only if the graph of
-"next in the list" and "posted before used" has no cycle. `turns` walks that graph once; what is left over
+"next in the list" and "posted before used" has no cycle. `stretches` walks that graph once; what is left over
 holds a cycle, and the error names it. When all ranks are through their lists all transfers are posted on both
 sides, and the final wait ends.
 
@@ -31,7 +31,7 @@ from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.communicate import Channel, channel_of
 from parallelisms.pipeline.errors import ChannelError, MissingActionError, OrderError
 from parallelisms.pipeline.inventory import ABSENT, Inventory, check_complete, take_inventory
-from parallelisms.pipeline.progress import turns
+from parallelisms.pipeline.progress import stretches
 from parallelisms.pipeline.setting import Placement
 from parallelisms.pipeline.sharding import check_sharding
 
@@ -77,7 +77,7 @@ def verify(
     _check_transfers_are_there(inventory, forward_only)
     messages = _check_channels(lists, placement)
     check_sharding(lists, forward_only, sharded)
-    count = sum(1 for _ in turns(lists, placement))
+    count = sum(stretch.stop - stretch.start for stretch in stretches(lists, placement))
     peaks = tuple(0 if forward_only else peak_activations(actions) for actions in lists)
     shares = tuple(peak / max(len(placement.stages_of(rank)), 1) for rank, peak in enumerate(peaks))
     return Proof(count, messages, peaks, shares)
@@ -169,12 +169,18 @@ def _check_channels(lists: ActionLists, placement: Placement) -> int:
     """Both sides of every channel post the same messages in the same order; returns how many there are."""
     sent: dict[Channel, list[Action]] = {}
     received: dict[Channel, list[Action]] = {}
+    # All transfers of one kind and stage belong to one channel.
+    queues: dict[tuple[str, int], list[Action]] = {}
     for actions in lists:
         for action in actions:
-            if action.kind.is_send:
-                sent.setdefault(channel_of(action, placement), []).append(action)
-            elif action.kind.is_receive:
-                received.setdefault(channel_of(action, placement), []).append(action)
+            kind = action.kind
+            if not (kind.is_send or kind.is_receive):
+                continue
+            key = (kind._value_, action.stage)
+            if key not in queues:
+                side = sent if kind.is_send else received
+                queues[key] = side.setdefault(channel_of(action, placement), [])
+            queues[key].append(action)
     for channel, sends in sent.items():
         for place, (send, receive) in enumerate(zip(sends, received[channel], strict=True)):
             step = 1 if send.kind is Kind.SEND_ACTIVATION else -1

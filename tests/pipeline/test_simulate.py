@@ -119,3 +119,8 @@ def test_communication_that_takes_no_time_changes_nothing(made: ValidLists, data
     chosen = replace(data.draw(costs(made.placement.stages)), transfer=0.0)
     complete = add_communication(made.lists, made.placement)
     assert simulate(complete, made.placement, chosen) == simulate(made.lists, made.placement, chosen)
+
+
+def test_a_wait_for_what_is_in_no_list_is_refused_too():
+    with pytest.raises(DeadlockError, match="rank 1 waits at 1F0 for 0F0 of rank 0, which never comes to it"):
+        simulate(parsed("0F1", "1F0"), Placement.looped(2, 1), Costs.equal(2))
