@@ -14,7 +14,8 @@ from parallelisms.pipeline.assemble import RankReport, assemble
 from parallelisms.pipeline.clocks import measure_offset
 from parallelisms.pipeline.factory import PipelineSchedule
 from parallelisms.pipeline.measured import RankTimeline, Timeline
-from parallelisms.pipeline.picture import duration, picture_of_timeline
+from parallelisms.pipeline.picture import duration
+from parallelisms.pipeline.picture_build import picture_of_timeline
 from parallelisms.pipeline.picture_svg import draw_svg
 from parallelisms.pipeline.timeline_file import timeline_text
 from parallelisms.pipeline.trace import trace_text

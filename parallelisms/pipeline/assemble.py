@@ -59,7 +59,7 @@ def assemble(step: int, reports: Sequence[RankReport], schedule: PipelineSchedul
     ranks = _complete_sends(ranks)
     bounds = sorted((each.clock_bound for each in ranks), reverse=True)
     runs = 1 + max((each.run for rank in ranks for each in rank.actions), default=0)
-    plan = costs_of(schedule.prediction, schedule.placement.stages)
+    plan = costs_of(schedule.prediction, schedule.placement)
     return Timeline(
         step=step,
         clock_method=_method(reports),

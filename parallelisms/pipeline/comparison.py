@@ -60,6 +60,23 @@ class LateAction:
 
 
 @dataclass(frozen=True)
+class LateGroup:
+    """Late actions of one kind and stage with one cause, and where time was lost that caused them."""
+
+    actions: tuple[LateAction, ...]  # in the order of the step
+
+    @property
+    def lost(self) -> float:
+        """Seconds lost at all of them."""
+        return sum(each.lost for each in self.actions)
+
+    @property
+    def late(self) -> float:
+        """Seconds after its planned end of the one that was latest."""
+        return max(each.late for each in self.actions)
+
+
+@dataclass(frozen=True)
 class StageCost:
     """The median of one kind of work of a stage, measured and planned, in seconds."""
 
@@ -82,6 +99,20 @@ class Comparison:
     threshold: float  # seconds below which nothing counts as late
     stages: tuple[StageCost, ...]
     late: tuple[LateAction, ...]
+
+    def groups(self) -> tuple[LateGroup, ...]:
+        """The late actions by what they have in common: first where time was lost, then who waited for it."""
+        groups: dict[tuple, list[LateAction]] = {}
+        for each in self.late:
+            origin = None if each.origin is None else (each.origin.stage, each.origin.kind)
+            groups.setdefault((each.cause, each.action.stage, each.action.kind, origin), []).append(each)
+        in_order = (
+            LateGroup(tuple(sorted(members, key=lambda each: (each.run, each.action.microbatch or 0))))
+            for members in groups.values()
+        )
+        return tuple(
+            sorted(in_order, key=lambda group: (group.actions[0].cause is Cause.LATE_RECEIVE, -group.lost))
+        )
 
     def lost_by_cause(self) -> dict[Cause, float]:
         """The seconds lost to each cause, over all ranks, the largest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,10 +28,13 @@ def producers(action: Action, placement: Placement) -> tuple[Action, ...]:
     return tuple(Action(stage, kind, action.microbatch, action.chunk) for kind in kinds)
 
 
-def costs_of(prediction: Prediction, stages: int) -> Costs:
+def costs_of(prediction: Prediction, placement: Placement) -> Costs:
     """The costs that a prediction was made with. A backward in one go counts half as each of its parts."""
     spans = [(span.action, span.end - span.start) for each in prediction.spans for span in each]
-    return _costs(spans, stages, transfer=0.0)
+    # A rank that was free before the message was made waited for the whole transfer. Others before it in its
+    # channel can only have made that longer.
+    whole = [each.start - each.made for each in _messages(prediction, placement) if each.made >= each.free]
+    return _costs(spans, placement.stages, min(whole, default=0.0))
 
 
 def scaled(costs: Costs, factor: float) -> Costs:
@@ -122,6 +125,37 @@ def exposed_transfers(timeline: Timeline, pipeline: Sequence[RankMeasurement]) -
                     seconds = max(0.0, each.wait_end - since)
                     found.append(ExposedTransfer(each.action, each.run, rank.rank, seconds, whole))
     return found
+
+
+def exposed_in_prediction(prediction: Prediction, placement: Placement) -> dict[Action, float]:
+    """For how long each predicted action waits for a message that has been made."""
+    return {
+        each.action: each.start - max(each.free, each.made)
+        for each in _messages(prediction, placement)
+        if each.start > max(each.free, each.made)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A predicted action that uses a message of another rank: when that was made, when the rank was free for the
+    action, and when it began."""
+
+    action: Action
+    made: float
+    free: float
+    start: float
+
+
+def _messages(prediction: Prediction, placement: Placement) -> Iterator[_Message]:
+    made = {span.action: span.end for spans in prediction.spans for span in spans}
+    for rank, spans in enumerate(prediction.spans):
+        free = 0.0
+        for span in spans:
+            for producer in producers(span.action, placement):
+                if producer in made and placement.owners[producer.stage] != rank:
+                    yield _Message(span.action, made[producer], free, span.start)
+            free = span.end
 
 
 def _costs(done: Iterable[tuple[Action, float]], stages: int, transfer: float) -> Costs:

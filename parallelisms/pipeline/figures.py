@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parallelisms.pipeline.actions import Kind
 from parallelisms.pipeline.bounds import lower_bound
-from parallelisms.pipeline.costs import exposed_transfers, measured_costs, producers
+from parallelisms.pipeline.costs import exposed_in_prediction, exposed_transfers, measured_costs
 from parallelisms.pipeline.measured import RankMeasurement, Timeline
 from parallelisms.pipeline.setting import Placement
 from parallelisms.pipeline.simulate import Prediction, Span
@@ -50,18 +50,9 @@ class Figures:
 
 def predicted_figures(prediction: Prediction, placement: Placement) -> Figures:
     """The figures of a prediction."""
-    made = {span.action: span.end for spans in prediction.spans for span in spans}
-    waiting, exposed = [], []
-    for spans in prediction.spans:
-        gaps = _gaps(spans)
-        waiting.append(sum(gaps))
-        exposed.append(
-            sum(
-                min(gap, span.start - max(made[p] for p in producers(span.action, placement) if p in made))
-                for gap, span in zip(gaps, spans, strict=True)
-                if gap > 0 and any(p in made for p in producers(span.action, placement))
-            )
-        )
+    late = exposed_in_prediction(prediction, placement)
+    exposed = [sum(late.get(span.action, 0.0) for span in spans) for spans in prediction.spans]
+    waiting = [_idle_before_spans(spans) for spans in prediction.spans]
     return Figures(
         prediction.step,
         prediction.bound,
@@ -74,10 +65,9 @@ def predicted_figures(prediction: Prediction, placement: Placement) -> Figures:
     )
 
 
-def _gaps(spans: Sequence[Span]) -> list[float]:
-    """The idle time before each span, from the start of the step."""
-    ends = [0.0, *(span.end for span in spans[:-1])]
-    return [max(0.0, span.start - end) for span, end in zip(spans, ends, strict=True)] if spans else []
+def _idle_before_spans(spans: Sequence[Span]) -> float:
+    """From the start of the step to the last end, what is not computed."""
+    return spans[-1].end - sum(span.end - span.start for span in spans) if spans else 0.0
 
 
 def measured_figures(timeline: Timeline, replica: int) -> Figures:

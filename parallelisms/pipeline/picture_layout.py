@@ -13,7 +13,7 @@ _MARGIN = 24.0
 _NAMES = 62.0  # the column of rank names
 _TABLE = 132.0  # the columns of figures of each rank
 _HEAD = 100.0  # title and legend
-_PANEL_HEAD = 64.0  # title and figures of a panel
+_PANEL_HEAD = 68.0  # title and figures of a panel
 _AXIS = 26.0
 _PANEL_GAP = 16.0
 _FOOT = 40.0
@@ -32,7 +32,6 @@ class Layout:
     plot_width: float
     row: float  # height of a lane
     pitch: float  # from lane to lane
-    messages: float  # height of the strip for messages below a lane, 0 without
     font: float  # of labels in boxes
     scale: float  # pixels for each unit of time
     panel_tops: tuple[float, ...]
@@ -78,14 +77,12 @@ class Layout:
 def lay_out(picture: Picture) -> Layout:
     """Wide enough that microbatch numbers fit, and no wider than is good to look at."""
     length = picture.length or 1.0
-    narrow = _narrow(picture) or length
+    narrow = narrow_box(picture) or length
     units = length / narrow
     width = max(720.0, min(28 * units, _COMMON_WIDTH), min(11.5 * units, 2800.0))
     zoom = min(_LARGEST_ZOOM, max(1.0, width / _COMMON_WIDTH * 0.8))
     row, gap = _row(max(len(panel.lanes) for panel in picture.panels))
-    with_messages = any(lane.messages for panel in picture.panels for lane in panel.lanes)
-    messages = max(3.0, row / 5) if with_messages else 0.0
-    pitch = (row + messages + gap) * zoom
+    pitch = (row + gap) * zoom
     tops, top = [], _HEAD * zoom
     for panel in picture.panels:
         tops.append(top)
@@ -96,7 +93,6 @@ def lay_out(picture: Picture) -> Layout:
         plot_width=width,
         row=row * zoom,
         pitch=pitch,
-        messages=messages * zoom,
         font=_font(picture, narrow * scale, row * zoom),
         scale=scale,
         panel_tops=tuple(tops),
@@ -116,26 +112,21 @@ def _row(lanes: int) -> tuple[float, float]:
     return 9.0, 2.0
 
 
-def _compute(picture: Picture) -> list[Box]:
-    return [
-        box
-        for panel in picture.panels
-        for lane in panel.lanes
-        for box in lane.boxes
-        if box.look is not Look.COMMUNICATION
-    ]
+def compute_boxes(panel: Panel) -> list[Box]:
+    """What a panel's ranks compute."""
+    return [box for lane in panel.lanes for box in lane.boxes if box.look is not Look.COMMUNICATION]
 
 
-def _narrow(picture: Picture) -> float:
-    """The duration of the shorter boxes: a tenth is shorter still."""
-    durations = sorted(box.end - box.start for box in _compute(picture) if box.end > box.start)
+def narrow_box(picture: Picture) -> float:
+    """The duration of the shorter boxes of the first panel, which is the plan; a tenth is shorter still."""
+    durations = sorted(box.end - box.start for box in compute_boxes(picture.panels[0]) if box.end > box.start)
     return durations[len(durations) // 10] if durations else 0.0
 
 
 def _font(picture: Picture, narrow: float, row: float) -> float:
     """As large as the narrow boxes allow, if they allow a readable one at all."""
     largest = min(13.0, row * 0.5)
-    digits = max((len(box.label) for box in _compute(picture)), default=1)
+    digits = max((len(box.label) for box in compute_boxes(picture.panels[0])), default=1)
     fitting = (narrow - 1.5) / (max(digits, 1) * _DIGIT)
     return min(largest, fitting) if fitting >= _SMALLEST_FONT else min(largest, 9.0)
 

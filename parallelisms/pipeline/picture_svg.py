@@ -87,10 +87,10 @@ class _Drawing:
 
     def _panel(self, index: int) -> Iterator[str]:
         panel, layout = self._picture.panels[index], self._layout
-        x, y = layout.margin, layout.panel_tops[index] + 17 * self._zoom
-        yield self._text(x, y, panel.title, "ink", 14.5, weight=600)
+        y = layout.panel_tops[index] + 17 * self._zoom
+        yield self._text(layout.margin, y, panel.title, "ink", 14.5, weight=600)
         if panel.note:
-            yield self._text(x + (8.4 * len(panel.title) + 12) * self._zoom, y, panel.note, "mut", 10.5)
+            yield self._text(layout.right, y, panel.note, "mut", 10.5, anchor="end")
         yield from self._figures(index)
         yield from self._axis(index)
         for position, lane in enumerate(panel.lanes):
@@ -127,8 +127,6 @@ class _Drawing:
         yield self._text(layout.left - 10 * self._zoom, baseline, lane.name, "ink", size, anchor="end")
         yield from self._boxes(lane.waits, top, layout.row)
         yield from self._boxes(lane.boxes, top, layout.row)
-        if layout.messages:
-            yield from self._boxes(lane.messages, top + layout.row + self._zoom, layout.messages)
         for (offset, _), value in zip(
             _COLUMNS, (f"{lane.bubble:.1%}", f"{lane.peak_share:.3g}"), strict=True
         ):

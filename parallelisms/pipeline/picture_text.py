@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from parallelisms.pipeline.picture import Box, Lane, Look, Panel, Picture, duration, figure_texts
 from parallelisms.pipeline.picture_colours import LIGHT, fill, mix, readable_on
-from parallelisms.pipeline.picture_layout import ticks
+from parallelisms.pipeline.picture_layout import compute_boxes, narrow_box, ticks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,22 +69,32 @@ def text_lines(picture: Picture, width: int, coloured: bool) -> Iterator[list[Pi
     names = max(len(lane.name) for panel in picture.panels for lane in panel.lanes) + 1
     scale = _Scale.of(picture, max(_LEAST_PLOT, width - names - _TABLE), coloured)
     yield [Piece(picture.title, bold=True), Piece(f"  {picture.subtitle}", dim=True)]
-    yield [Piece(f"{'':{names}}"), *_legend(picture, coloured)]
+    yield from _legend(picture, coloured, names, width)
     for panel in picture.panels:
         yield []
         yield from _panel(panel, picture, scale, names, width)
 
 
-def _legend(picture: Picture, coloured: bool) -> Iterator[Piece]:
-    for look in picture.looks:
-        waiting = look is Look.WAITING
-        sample = _WAIT if waiting else look.letter
-        box = None if waiting else Box(look, 0.0, 0.0)
-        padded = f" {sample} " if coloured and not waiting else sample
-        yield Piece(padded, box, dim=waiting)
-        yield Piece(f" {look.value}   ")
+def _legend(picture: Picture, coloured: bool, indent: int, width: int) -> Iterator[list[Piece]]:
+    entries = [_legend_entry(look, coloured) for look in picture.looks]
     if picture.levels > 1:
-        yield Piece("small letters: a rank's later stages", dim=True)
+        entries.append([Piece("small letters: a rank's later stages", dim=True)])
+    line, used = [Piece(" " * indent)], indent
+    for entry in entries:
+        length = sum(len(piece.text) for piece in entry)
+        if used + length > width:
+            yield line[:-1]
+            line, used = [Piece(" " * indent)], indent
+        line += [*entry, Piece("   ")]
+        used += length + 3
+    yield line[:-1]
+
+
+def _legend_entry(look: Look, coloured: bool) -> list[Piece]:
+    if look is Look.WAITING:
+        return [Piece(_WAIT, dim=True), Piece(f" {look.value}")]
+    sample = f" {look.letter} " if coloured else look.letter
+    return [Piece(sample, Box(look, 0.0, 0.0)), Piece(f" {look.value}")]
 
 
 def _panel(panel: Panel, picture: Picture, scale: _Scale, names: int, width: int) -> Iterator[list[Piece]]:
@@ -127,12 +137,9 @@ class _Scale:
 
     @classmethod
     def of(cls, picture: Picture, room: int, coloured: bool) -> _Scale:
-        boxes = [box for panel in picture.panels for lane in panel.lanes for box in lane.boxes]
-        durations = sorted(box.end - box.start for box in boxes if box.look is not Look.COMMUNICATION)
-        narrow = durations[len(durations) // 10] if durations else 1.0
+        boxes = [box for panel in picture.panels for box in compute_boxes(panel)]
         length = picture.length or 1.0
-        if narrow <= 0:
-            narrow = length
+        narrow = narrow_box(picture) or length
         per_unit = min(room / length, _MOST_PER_UNIT / narrow)
         grid = _grid(boxes, narrow)
         if grid is not None and grid * per_unit >= 1:

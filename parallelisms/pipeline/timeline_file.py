@@ -156,7 +156,7 @@ def _action_data(each: MeasuredAction) -> Iterator[tuple[str, Any]]:
 
 
 def _rounded(seconds: float) -> float:
-    return round(seconds, 9)
+    return round(seconds, 9) + 0.0  # never -0.0
 
 
 def _timeline(data: dict[str, Any]) -> Timeline:

@@ -32,6 +32,7 @@ _TRACKS = {
 }
 _COMPUTE = "compute"
 _ORDER = (_COMPUTE, "send", "receive", "gather", "reduce")
+_TRACKS_OF_A_KIND = 1000
 _SHORTEST = 1e-3  # microseconds: slices without any length cannot carry an arrow
 
 
@@ -54,7 +55,7 @@ def _name(timeline: Timeline, rank: RankMeasurement) -> str:
 
 
 class _Process:
-    """One rank: its tracks are numbered 10, 11, ... for compute, 20, ... for sends, and so on."""
+    """One rank: its tracks are numbered 1000, 1001, ... for compute, 2000, ... for sends, and so on."""
 
     def __init__(self, rank: RankMeasurement, name: str) -> None:
         self._rank = rank
@@ -68,7 +69,7 @@ class _Process:
         for each in sorted(self._rank.actions, key=lambda each: each.came):
             slices += list(self._slices(each))
         for track in sorted(self._busy_until):
-            kind, copy = divmod(track, 10)
+            kind, copy = divmod(track, _TRACKS_OF_A_KIND)
             title = _ORDER[kind - 1] + (f" {copy + 1}" if copy else "")
             yield self._metadata("thread_name", track, name=title)
             yield self._metadata("thread_sort_index", track, sort_index=track)
@@ -126,12 +127,10 @@ class _Process:
 
     def _free_track(self, name: str, begin: float, until: float) -> int:
         """The first track of the name on which nothing is under way."""
-        track = 10 * (1 + _ORDER.index(name))
-        # Ten are enough for what a schedule has under way; beyond that, the last one is shared.
-        last = track + 9
-        while track < last and self._busy_until.get(track, 0.0) > begin + _SHORTEST:
+        track = _TRACKS_OF_A_KIND * (1 + _ORDER.index(name))
+        while self._busy_until.get(track, 0.0) > begin + _SHORTEST:
             track += 1
-        self._busy_until[track] = max(until, self._busy_until.get(track, 0.0))
+        self._busy_until[track] = until
         return track
 
     def _flow(

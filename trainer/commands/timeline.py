@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 
 def _draw_plan(arguments: argparse.Namespace) -> None:
-    from parallelisms.pipeline.picture import picture_of_plan
+    from parallelisms.pipeline.picture_build import picture_of_plan
 
     if arguments.step is not None or arguments.pipeline is not None:
         raise ConfigurationError("--step and --pipeline choose from a run folder; --schedule draws a plan")
@@ -107,7 +107,7 @@ def _stages_per_rank(arguments: argparse.Namespace, default: int, name: str) -> 
 
 
 def _draw_run(arguments: argparse.Namespace) -> None:
-    from parallelisms.pipeline.picture import picture_of_timeline
+    from parallelisms.pipeline.picture_build import picture_of_timeline
     from parallelisms.pipeline.timeline_file import TimelineFileError, read_timeline
     from trainer.commands.timeline_report import report_lines
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from parallelisms.pipeline.actions import Kind
 from parallelisms.pipeline.advice import Advice, Candidate, advise
-from parallelisms.pipeline.comparison import Cause, Comparison, LateAction, StageCost, compare
+from parallelisms.pipeline.comparison import Cause, Comparison, LateGroup, StageCost, compare
 from parallelisms.pipeline.costs import measured_costs
 from parallelisms.pipeline.measured import Timeline
 from parallelisms.pipeline.picture import duration
@@ -68,34 +68,44 @@ def _late(comparison: Comparison) -> Iterator[str]:
     if not comparison.late:
         yield f"  no action was late by more than {duration(comparison.threshold)}"
         return
-    shown = comparison.late[:_MOST_ROWS]
-    yield f"  late actions (more than {duration(comparison.threshold)} lost at them), most lost first:"
-    yield f"    {'action':<9}{'rank':>5}{'lost here':>12}{'late by':>12}  cause"
-    for each in shown:
-        run = f" (run {each.run})" if each.run else ""
+    groups = comparison.groups()
+    yield f"  late actions, with more than {duration(comparison.threshold)} lost at each; causes first:"
+    yield f"    {'actions':<24}{'rank':>5}{'lost':>10}{'late by':>10}  cause"
+    for group in groups[:_MOST_ROWS]:
         yield (
-            f"    {each.action!s:<9}{each.rank:>5}{duration(each.lost):>12}{duration(each.late):>12}"
-            f"  {_cause(each)}{run}"
+            f"    {_names(group):<24}{group.actions[0].rank:>5}{duration(group.lost):>10}"
+            f"{duration(group.late):>10}  {_cause(group)}"
         )
-    if len(comparison.late) > len(shown):
-        yield f"    and {len(comparison.late) - len(shown)} more"
+    if len(groups) > _MOST_ROWS:
+        rest = groups[_MOST_ROWS:]
+        lost = duration(sum(group.lost for group in rest))
+        yield f"    and {sum(len(group.actions) for group in rest)} more, with {lost} lost"
     totals = ", ".join(
         f"{cause.value} {duration(lost)}" for cause, lost in comparison.lost_by_cause().items()
     )
     yield f"  lost over all ranks: {totals}"
 
 
-def _cause(late: LateAction) -> str:
-    if late.cause is Cause.LATE_RECEIVE and late.waits_for is not None:
-        origin = (
-            f"; time was lost at {late.origin} on rank {late.origin_rank}" if late.origin is not None else ""
-        )
-        return f"late receive: {late.waits_for} came late{origin}"
-    if late.cause is Cause.SLOW_TRANSFER and late.waits_for is not None:
-        return f"slow transfer: the message of {late.waits_for} was long on its way"
-    if late.cause is Cause.HOST_BOUND:
-        return "host-bound: its input was there, and the host was not ready"
-    return late.cause.value
+def _names(group: LateGroup) -> str:
+    names = [str(each.action) + (f"/{each.run}" if each.run else "") for each in group.actions]
+    shown = " ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} (+{len(names) - 3})"
+
+
+def _cause(group: LateGroup) -> str:
+    first = group.actions[0]
+    if first.cause is Cause.LATE_RECEIVE and first.waits_for is not None:
+        sender = f"late receive from stage {first.waits_for.stage}"
+        if first.origin is None:
+            return sender
+        return f"{sender}; lost at {_WORK[first.origin.kind]} of stage {first.origin.stage}, rank {first.origin_rank}"
+    if first.cause is Cause.SLOW_TRANSFER and first.waits_for is not None:
+        return f"slow transfer: the message of stage {first.waits_for.stage} had been made and was long on its way"
+    if first.cause is Cause.HOST_BOUND:
+        return "host-bound: the input was there, and the host was not ready"
+    if first.cause is Cause.SLOW_STAGE:
+        return "slow stage: it always takes longer than planned"
+    return "slow this time: it usually takes as long as planned"
 
 
 def _advice(advice: Advice) -> Iterator[str]:
