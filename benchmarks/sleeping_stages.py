@@ -88,7 +88,7 @@ def run_ours(rank: int, bench: Bench) -> float:
     device = torch.device("cpu")
     channels = Channels(schedule.actions, placement, range(bench.ranks), rank, device)
     boundary = Boundary(_SHAPE[1], _SHAPE[2], torch.float32, device)
-    executor = Executor(schedule.actions[rank], stages, channels, boundary, Record())
+    executor = Executor(schedule.actions, schedule.placement, rank, stages, channels, boundary, Record())
     inputs = [torch.zeros(_SHAPE[:2], dtype=torch.long)] * bench.microbatches
     return _best(bench.steps, lambda: executor.run(inputs, None))
 

@@ -95,7 +95,7 @@ def _build_executor(
     channels = Channels(schedule.actions, schedule.placement, members, rank, process.device)
     precision = config_precision(config)
     boundary = Boundary(seq_len, plan.sizes.dim, precision.parameters, process.device)
-    return Executor(schedule.actions[rank], stages, channels, boundary, observer)
+    return Executor(schedule.actions, schedule.placement, rank, stages, channels, boundary, observer)
 
 
 def config_precision(config: Config) -> Precision:

@@ -7,7 +7,6 @@ These are the semantics under which `verify` proved the list free of deadlock.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallelisms.pipeline.actions import Action, Kind
+from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.channels import Channels
+from parallelisms.pipeline.release import release_points
+from parallelisms.pipeline.setting import Placement
 from parallelisms.pipeline.stage import LossFunction, Stage
 
 # What the compute kinds wait for.
@@ -66,18 +67,30 @@ class _Incoming:
     receive: Action | None = None
 
 
+@dataclass(frozen=True)
+class _Outgoing:
+    tensor: Tensor  # must live until the work is complete
+    work: dist.Work
+
+
 class Executor:
-    """Runs the list of one pipeline rank over the stages that the rank owns."""
+    """Runs the list of one pipeline rank over the stages that the rank owns.
+
+    `lists` are those of all pipeline ranks: what the others do tells when this rank's sends are complete.
+    """
 
     def __init__(
         self,
-        actions: Sequence[Action],
+        lists: ActionLists,
+        placement: Placement,
+        rank: int,
         stages: Mapping[int, Stage],
         channels: Channels | None,
         boundary: Boundary,
         observer: Observer,
     ) -> None:
-        self._actions = tuple(actions)
+        self._actions = lists[rank]
+        self._releases = release_points(lists, placement, rank)
         self._stages = dict(stages)
         self._channels = channels
         self._boundary = boundary
@@ -86,7 +99,7 @@ class Executor:
         self.peak_held: int = 0  # microbatch activations of single stages held at once, in the last run
         self._incoming: dict[tuple[Kind, int, int], _Incoming] = {}
         self._outgoing: dict[tuple[Kind, int, int], Tensor] = {}
-        self._sends: list[tuple[Action, dist.Work, Tensor]] = []
+        self._sends: dict[Action, _Outgoing] = {}  # in order of posting
         self._losses: dict[int, Tensor] = {}
 
     def run(
@@ -111,7 +124,8 @@ class Executor:
             last = last_accumulation and self._last_backward.get(action.stage) == position
             self._carry_out(action, inputs, loss, last=last, last_accumulation=last_accumulation)
             self._observer.end(action)
-            self._let_go_of_completed_sends()
+            for send in self._releases.get(position, ()):
+                self._complete(send)
         self._finish()
         losses = [self._losses[microbatch] for microbatch in sorted(self._losses)]
         self._losses.clear()
@@ -200,7 +214,7 @@ class Executor:
     def _send(self, action: Action) -> None:
         assert self._channels is not None
         tensor = self._outgoing.pop((action.kind, action.stage, _microbatch(action))).contiguous()
-        self._sends.append((action, self._channels.send(tensor, action), tensor))
+        self._sends[action] = _Outgoing(tensor, self._channels.send(tensor, action))
 
     def _receive(self, action: Action, rows: int) -> None:
         assert self._channels is not None
@@ -216,28 +230,21 @@ class Executor:
             incoming.work.wait()
         return incoming.tensor
 
-    def _let_go_of_completed_sends(self) -> None:
-        while self._sends and self._sends[0][1].is_completed():
-            action, work, _ = self._sends.pop(0)
-            work.wait()
-            self._observer.end(action)
+    def _complete(self, send: Action) -> None:
+        """Take note that a send is through, and free its tensor."""
+        self._sends.pop(send).work.wait()
+        self._observer.end(send)
 
     def _finish(self) -> None:
         """Wait for all sends: their buffers are free and their errors are known afterwards."""
-        for action, work, _ in self._sends:
+        for send in tuple(self._sends):
             assert self._channels is not None
-            self._observer.wait(action, action, self._channels.peer(action))
-            work.wait()
-            self._observer.end(action)
-        self._sends.clear()
+            self._observer.wait(send, send, self._channels.peer(send))
+            self._complete(send)
 
     def _find_last_backwards(self) -> dict[int, int]:
         """Position of the action that completes each stage's gradients."""
         return {a.stage: position for position, a in enumerate(self._actions) if a.kind in _LAST_BACKWARD}
-
-    def counts(self) -> Counter[Kind]:
-        """How many actions of each kind the list has."""
-        return Counter(action.kind for action in self._actions)
 
 
 def _microbatch(action: Action) -> int:

@@ -120,7 +120,7 @@ def run_case(rank: int, case: Case) -> dict[str, Any]:
     members = layout.pipeline_of(rank)
     channels = Channels(schedule.actions, placement, members, pipeline_rank, CPU)
     boundary = Boundary(SEQ_LEN, case.sizes.dim, torch.float32, CPU)
-    executor = Executor(schedule.actions[pipeline_rank], stages, channels, boundary, record)
+    executor = Executor(schedule.actions, placement, pipeline_rank, stages, channels, boundary, record)
     losses = _run_steps(executor, case, layout.data_rank(rank), layout.data_ranks)
     return {
         "losses": losses,

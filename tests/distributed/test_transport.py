@@ -54,7 +54,13 @@ def exchange_large_messages(rank: int, name: str, ranks: int, microbatches: int)
     stages: dict[int, Stage] = {s: CheckingStage(s, placement.stages) for s in placement.stages_of(rank)}
     channels = Channels(schedule.actions, placement, range(ranks), rank, CPU)
     executor = Executor(
-        schedule.actions[rank], stages, channels, Boundary(SEQ_LEN, DIM, torch.float32, CPU), Record()
+        schedule.actions,
+        placement,
+        rank,
+        stages,
+        channels,
+        Boundary(SEQ_LEN, DIM, torch.float32, CPU),
+        Record(),
     )
     executor.run([torch.zeros(ROWS, SEQ_LEN, dtype=torch.long)] * microbatches, None)
     return len(schedule.actions[rank])
