@@ -8,8 +8,8 @@ What the times mean on CUDA. Marks are stamped by the device between the work be
 stream of the model. So a compute action's time is what the device spent on it, and a wait is the time for
 which the stream stood still for a message; where the device had nothing to do because the host had not yet
 enqueued anything, there is a gap without a wait. Sends and receives run on streams of their own: their begin is
-stamped when they are posted; their end is when the rank noticed that they were complete, which is later than
-it happened. Gathering and reducing parameters run on other streams too: their spans tell what they hold up.
+stamped when they are posted; their end is when the rank took note that they were complete, which is later
+than it happened. Gathering and reducing parameters run on other streams too: their spans tell what they hold up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class TimelineRecorder:
         self._clock = CudaClock(device) if device.type == "cuda" else None
         self._notes: list[_Raw] | None = None  # None: off
         self._origin_ns = 0
-        self._awaited: Action | None = None
 
     @property
     def recording(self) -> bool:
@@ -58,7 +57,6 @@ class TimelineRecorder:
         if self._clock is not None:
             self._clock.start()
         self._origin_ns = time.monotonic_ns()
-        self._awaited = None
         self._notes = []
 
     def stop(self) -> RankTimeline:
@@ -94,7 +92,6 @@ class TimelineRecorder:
 
     def wait(self, action: Action, transfer: Action, peer: int) -> None:
         if self._notes is not None:
-            self._awaited = action
             self._take(Moment.WAIT, action, transfer=transfer, peer=peer)
         self._inner.wait(action, transfer, peer)
 
@@ -105,9 +102,7 @@ class TimelineRecorder:
 
     def end(self, action: Action) -> None:
         if self._notes is not None:
-            # That a send is complete is noticed by the host, unless the stream was made to wait for it.
-            on_device = not action.kind.is_send or action is self._awaited
-            self._take(Moment.END, action, on_device=on_device)
+            self._take(Moment.END, action)
         self._inner.end(action)
 
     def _take(

@@ -392,7 +392,7 @@ def test_an_arrow_leads_from_every_send_to_its_receive():
             e
             for e in slices
             if (e["pid"], e["tid"]) == (event["pid"], event["tid"])
-            and e["ts"] <= event["ts"] <= e["ts"] + e["dur"]
+            and e["ts"] <= event["ts"] < e["ts"] + e["dur"]
         )
         return Action.parse(found["name"])
 
