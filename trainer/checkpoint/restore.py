@@ -1,0 +1,68 @@
+"""Setting the state of a run from a checkpoint that has been verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainer.checkpoint import folders
+from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.random_state import restore_random_state
+from trainer.checkpoint.state import (
+    TRAIN_KEY,
+    TrainState,
+    allocate_optimizer_state,
+    drop_optimizer_state,
+    from_bytes,
+    model_tensors,
+    optimizer_tensors,
+    restore_train_json,
+    rng_key,
+)
+from trainer.checkpoint.storage import CheckpointReader
+from trainer.errors import ConfigurationError
+
+
+def choose_step(root: Path, step: int, listed: Sequence[folders.Found]) -> folders.Found:
+    """The listed checkpoint of one step. Raises ConfigurationError if it is not there or not valid."""
+    for found in listed:
+        if found.step == step:
+            if found.manifest is None:
+                raise ConfigurationError(f"the checkpoint {found.path} is not valid: {found.problem}")
+            return found
+    valid = ", ".join(str(found.step) for found in listed if found.manifest is not None) or "none"
+    raise ConfigurationError(f"no checkpoint of step {step} in {root}; valid ones there: {valid}")
+
+
+def restore_weights(reader: CheckpointReader, model_parts: Sequence[nn.Module], ranks: Ranks) -> None:
+    """Set the parameters of all ranks. Collective. Raises ConfigurationError if they are of another model."""
+    tensors = model_tensors(model_parts)
+    held = set().union(*ranks.gather(set(tensors)))
+    problems = [f"{name} is not in it" for name in sorted(held - reader.names("model"))]
+    problems += [f"{name} is in it, not in the model" for name in sorted(reader.names("model") - held)]
+    if problems:
+        raise reader.mismatch("model", problems)
+    ranks.agreed(lambda: reader.read_into("model", tensors))
+
+
+def restore_full(reader: CheckpointReader, state: TrainState, ranks: Ranks) -> int:
+    """Set everything but the random state; returns the step. Collective. Raises as `restore_weights`."""
+    restore_weights(reader, state.model_parts, ranks)
+    ranks.agreed(lambda: _restore_optimizer(reader, state))
+    return ranks.agreed(lambda: restore_train_json(state, from_bytes(reader.read_bytes("train", TRAIN_KEY))))
+
+
+def restore_rng(reader: CheckpointReader, ranks: Ranks, device: torch.device) -> None:
+    """Set the random generators of each rank to what the rank of the same number had. Collective."""
+    ranks.agreed(
+        lambda: restore_random_state(from_bytes(reader.read_bytes("rng", rng_key(ranks.rank))), device)
+    )
+
+
+def _restore_optimizer(reader: CheckpointReader, state: TrainState) -> None:
+    allocate_optimizer_state(state.optimizer)
+    drop_optimizer_state(state.model_parts, state.optimizer, reader.names("optimizer"))
+    reader.read_into("optimizer", optimizer_tensors(state.model_parts, state.optimizer))
