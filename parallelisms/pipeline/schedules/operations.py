@@ -157,10 +157,15 @@ class Operations:
             return self.number(kind, stage + 1, 0), self.latency[stage]
         return self.number(FORWARD, stage, 0), 0
 
-    def _ticks(self, time: float) -> int:
+    @cached_property
+    def unit(self) -> float:
+        """The time of one tick, in the unit of the costs."""
         costs = self.setting.costs
         longest = max(*costs.forward, *costs.backward_input, *costs.backward_weight, costs.transfer)
-        return max(1, round(time * _LONGEST / longest)) if longest > 0 else 1
+        return longest / _LONGEST if longest > 0 else 1.0
+
+    def _ticks(self, time: float) -> int:
+        return max(1, round(time / self.unit))
 
     def _numbers(self, action: Action) -> tuple[int, ...]:
         assert action.microbatch is not None
