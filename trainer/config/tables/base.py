@@ -58,7 +58,9 @@ NotNegative = Annotated[int, Field(ge=0)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 
-DegreeOrRest = Annotated[int, AfterValidator(_rest_or_positive), Allowed("integer ≥ 1, or -1: all that remain")]
+DegreeOrRest = Annotated[
+    int, AfterValidator(_rest_or_positive), Allowed("integer ≥ 1, or -1: all that remain")
+]
 EveryNth = Annotated[str, AfterValidator(_every_nth), Allowed('a number ≥ 1 as a string, such as "2"')]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(_split), Allowed("list of strings, or one string with commas")

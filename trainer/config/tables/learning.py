@@ -176,5 +176,3 @@ class Data(Table):
 
     epochs: Positive | None = None
     """Read the corpus so many times, then end. Unset: repeat until training.steps."""
-
-
