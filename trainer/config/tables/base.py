@@ -65,6 +65,9 @@ EveryNth = Annotated[str, AfterValidator(_every_nth), Allowed('a number ≥ 1 as
 Names = Annotated[
     tuple[str, ...], BeforeValidator(_split), Allowed("list of strings, or one string with commas")
 ]
+Steps = Annotated[
+    tuple[Positive, ...], BeforeValidator(_tuple), Allowed("list of step numbers, each an integer ≥ 1")
+]
 Betas = Annotated[
     tuple[BelowOne, BelowOne], BeforeValidator(_tuple), Allowed("list of two numbers ≥ 0 and < 1")
 ]

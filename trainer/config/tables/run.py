@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.tables.base import NotNegative, Positive, Table, Text
+from trainer.config.tables.base import NotNegative, Positive, Steps, Table, Text
 
 
 class Job(Table):
@@ -21,7 +21,7 @@ class Job(Table):
 
 
 class Profiling(Table):
-    """Traces of time and memory by torch's profiler."""
+    """Measured pipeline timelines, and traces of time and memory by torch's profiler."""
 
     enable_profiling: bool = False
     """Write traces of the profiler."""
@@ -37,6 +37,10 @@ class Profiling(Table):
 
     save_memory_snapshot_folder: Text = "memory_snapshot"
     """Folder for the memory snapshots, inside the run's folder."""
+
+    pipeline_timeline_steps: Steps = ()
+    """Steps whose pipeline is measured on the devices' own clocks: when every rank did what, and for what it
+    waited. Written to timeline/ as JSON, as a trace for Perfetto, and as a picture beside the plan."""
 
 
 class Metrics(Table):
