@@ -7,6 +7,7 @@ import re
 
 from parallelisms.pipeline.errors import UnknownScheduleError
 from parallelisms.pipeline.schedules import (
+    auto,
     dualpipev,
     gpipe,
     interleaved,
@@ -31,6 +32,7 @@ FAMILIES: tuple[ScheduleFamily, ...] = (
     zbv.FAMILY,
     dualpipev.FAMILY,
     *v_schedules.FAMILIES,
+    auto.FAMILY,
 )
 
 
