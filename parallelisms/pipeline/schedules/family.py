@@ -41,7 +41,8 @@ class ScheduleFamily:
             raise IllegalSettingError(
                 f"{self.name}: {ranks} ranks with {each} stages each: both must be 1 or more"
             )
-        if self.placement == "v" and each == 2:
+        if self.placement != "loop" and each == 2:
+            # Of the two, the V: no transfer at its turning point, and half the memory goes much further.
             return Placement.v_shaped(ranks)
         placement = Placement.looped(ranks, each)
         self.check_placement(placement)
