@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from parallelisms.pipeline.actions import Action, Kind
 from parallelisms.pipeline.measured import RankMeasurement, Timeline
 from parallelisms.pipeline.setting import Costs, Placement
 from parallelisms.pipeline.simulate import Prediction
+
+_HICCUP = 3.0  # times the median
 
 # What made the input of an action: the kinds, and how far its stage is away.
 _PRODUCERS = {
@@ -78,12 +80,16 @@ def seconds_per_unit(costs: Costs, ranks: Iterable[RankMeasurement]) -> float:
 def measured_costs(timeline: Timeline) -> Costs:
     """The seconds of each stage's work on one microbatch, and of a transfer, as they were in a step.
 
-    Each is the median over microbatches, runs and pipelines. Where the backward was not split, each of its
-    parts counts half: the split cannot be known. The transfer is taken from the messages that a rank stood
-    still for, the only ones whose arrival is known: from when the result was there and the receive posted
-    until the rank could go on.
+    Of the work it is the mean over microbatches, runs and pipelines, without what took more than three times
+    the median (a hiccup is no cost). It counts from the start of an action until the rank comes to the next
+    one, so that what the executor and the host need in between is part of it: a step predicted from these
+    costs is as long as the step was, if nothing but waiting comes in between. Where the backward was not split,
+    each of its parts counts half: the split cannot be known.
+
+    The transfer is the median over the messages that a rank stood still for from before they were made, the
+    only ones whose time is known.
     """
-    done = [(each.action, each.seconds) for rank in timeline.ranks for each in rank.compute]
+    occupied = [each for rank in timeline.ranks for each in _occupied(rank)]
     transfers = [
         transfer.seconds
         for replica in timeline.replicas
@@ -91,7 +97,16 @@ def measured_costs(timeline: Timeline) -> Costs:
         if transfer.whole
     ]
     transfer = median(transfers) if transfers else 0.0
-    return _costs(done, timeline.schedule.placement.stages, transfer)
+    return _costs(occupied, timeline.schedule.placement.stages, transfer)
+
+
+def _occupied(rank: RankMeasurement) -> Iterator[tuple[Action, float]]:
+    """Each compute action with the time for which it kept the rank from the next one."""
+    done = rank.compute
+    for each, after in zip(done, [*done[1:], None], strict=True):
+        # Between two runs of the schedule the rank waits for its sends.
+        whole = after is not None and after.run == each.run
+        yield each.action, (after.came - each.start if whole and after is not None else each.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +177,7 @@ def _costs(done: Iterable[tuple[Action, float]], stages: int, transfer: float) -
     durations: dict[tuple[Kind, int], list[float]] = {}
     for action, duration in done:
         durations.setdefault((action.kind, action.stage), []).append(duration)
-    typical = {key: median(values) for key, values in durations.items()}
+    typical = {key: _mean_without_hiccups(values) for key, values in durations.items()}
 
     def of(kind: Kind, stage: int, share_of_whole: float) -> float:
         whole = typical.get((Kind.BACKWARD, stage), 0.0) * share_of_whole
@@ -174,3 +189,8 @@ def _costs(done: Iterable[tuple[Action, float]], stages: int, transfer: float) -
         tuple(of(Kind.BACKWARD_WEIGHT, stage, 0.5) for stage in range(stages)),
         transfer,
     )
+
+
+def _mean_without_hiccups(values: list[float]) -> float:
+    most = _HICCUP * median(values)
+    return fmean(value for value in values if value <= most)

@@ -75,12 +75,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Panel:
-    """The lanes of one pipeline, planned or measured; its time begins at `start` of the picture's."""
+    """The lanes of one pipeline, planned or measured."""
 
     title: str
     lanes: tuple[Lane, ...]
     figures: Figures
     note: str = ""
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class Picture:
         """What occurs in it, in the order of the legend."""
         found = {box.look for box in self._all()}
         return tuple(look for look in Look if look in found)
+
+    def levels_of(self, look: Look) -> tuple[int, ...]:
+        """Which of a rank's stages do what the look stands for."""
+        return tuple(sorted({box.level for box in self._all() if box.look is look}))
 
     def _all(self) -> Iterator[Box]:
         for panel in self.panels:

@@ -40,10 +40,15 @@ def picture_of_plans(schedules: tuple[PipelineSchedule, ...], title: str) -> Pic
     panels = tuple(
         _planned(each.prediction, each.placement, each.name, each.microbatches) for each in schedules
     )
+    ranks = {each.placement.ranks for each in schedules}
     microbatches = {each.microbatches for each in schedules}
-    shown = _counted(microbatches.pop(), "microbatch", "microbatches") if len(microbatches) == 1 else ""
+    shown = []
+    if len(ranks) == 1:
+        shown.append(_counted(ranks.pop(), "rank", "ranks"))
+    if len(microbatches) == 1:
+        shown.append(_counted(microbatches.pop(), "microbatch", "microbatches"))
     levels = max(max(panel.figures.stages) for panel in panels)
-    return Picture(title, shown, panels, seconds=False, levels=levels)
+    return Picture(title, ", ".join(shown), panels, seconds=False, levels=levels)
 
 
 def picture_of_timeline(timeline: Timeline, replica: int = 0) -> Picture:
@@ -64,7 +69,7 @@ def picture_of_timeline(timeline: Timeline, replica: int = 0) -> Picture:
     return Picture(
         f"{schedule.name}, step {timeline.step}",
         _subtitle(placement, schedule.microbatches, schedule.runs),
-        (planned, Panel("measured", lanes, figures, note)),
+        (planned, Panel("measured", lanes, figures, note, measured=True)),
         seconds=True,
         levels=max(figures.stages),
     )

@@ -112,21 +112,28 @@ def _row(lanes: int) -> tuple[float, float]:
     return 9.0, 2.0
 
 
-def compute_boxes(panel: Panel) -> list[Box]:
-    """What a panel's ranks compute."""
-    return [box for lane in panel.lanes for box in lane.boxes if box.look is not Look.COMMUNICATION]
+def compute_boxes(picture: Picture) -> list[Box]:
+    """What the ranks compute in the planned panels: measured boxes may be as short as they like."""
+    return [
+        box
+        for panel in picture.panels
+        if not panel.measured
+        for lane in panel.lanes
+        for box in lane.boxes
+        if box.look is not Look.COMMUNICATION
+    ]
 
 
 def narrow_box(picture: Picture) -> float:
-    """The duration of the shorter boxes of the first panel, which is the plan; a tenth is shorter still."""
-    durations = sorted(box.end - box.start for box in compute_boxes(picture.panels[0]) if box.end > box.start)
+    """The duration of the shorter planned boxes; a tenth is shorter still."""
+    durations = sorted(box.end - box.start for box in compute_boxes(picture) if box.end > box.start)
     return durations[len(durations) // 10] if durations else 0.0
 
 
 def _font(picture: Picture, narrow: float, row: float) -> float:
     """As large as the narrow boxes allow, if they allow a readable one at all."""
     largest = min(13.0, row * 0.5)
-    digits = max((len(box.label) for box in compute_boxes(picture.panels[0])), default=1)
+    digits = max((len(box.label) for box in compute_boxes(picture)), default=1)
     fitting = (narrow - 1.5) / (max(digits, 1) * _DIGIT)
     return min(largest, fitting) if fitting >= _SMALLEST_FONT else min(largest, 9.0)
 

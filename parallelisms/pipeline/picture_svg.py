@@ -63,8 +63,8 @@ class _Drawing:
         yield self._text(x, 37 * zoom, self._picture.title, "ink", 19, weight=600)
         yield self._text(x, 57 * zoom, self._picture.subtitle, "mut", 12.5)
         for look in self._picture.looks:
-            levels = self._picture.levels if look in _STAGED else 1
-            for level in range(levels):
+            levels = self._picture.levels_of(look) if look in _STAGED else (0,)
+            for level in levels:
                 yield self._swatch(x, 72 * zoom, look, level)
                 x += 24 * zoom
             yield self._text(x + 5 * zoom, 83 * zoom, look.value, "ink", 12)

@@ -137,7 +137,7 @@ class _Scale:
 
     @classmethod
     def of(cls, picture: Picture, room: int, coloured: bool) -> _Scale:
-        boxes = [box for panel in picture.panels for box in compute_boxes(panel)]
+        boxes = compute_boxes(picture)
         length = picture.length or 1.0
         narrow = narrow_box(picture) or length
         per_unit = min(room / length, _MOST_PER_UNIT / narrow)

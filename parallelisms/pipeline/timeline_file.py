@@ -18,7 +18,7 @@ rank 0. The format, version 1:
               "peak_activations": [...],   of single stages, for each pipeline rank
               "spans": [[{"action": "0F0", "start": ..., "end": ...}, ...], ...]},  for each pipeline rank;
                                            microbatches of run r are counted from r * microbatches
-     "prediction": {...},                  the same with the costs that were measured in this step (medians)
+     "prediction": {...},                  the same with the costs measured in this step (`costs.measured_costs`)
      "measured": {...},                    the figures of the first pipeline: "step_seconds", "bound_seconds",
                                            "step_bubble", "rank_bubbles", "peak_activations", and for each
                                            rank "waiting_seconds", "exposed_communication_seconds"

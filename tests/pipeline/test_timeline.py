@@ -125,9 +125,9 @@ def test_recording_takes_microseconds_and_less_when_it_is_off():
 
     per_action(off)
     best_off, best_on = min(per_action(off) for _ in range(5)), min(recorded() for _ in range(5))
-    # 1% of actions of half a millisecond; those of real models take ten times as long and more.
-    assert best_on < 5e-6
-    assert best_off < 1e-6
+    # 1% of actions of a millisecond; those of real models take ten times as long and more.
+    assert best_on < 10e-6
+    assert best_off < 2e-6
 
 
 # The clock of a device that works on its own
@@ -439,6 +439,15 @@ def test_a_backward_in_one_go_is_shared_by_halves():
 def test_one_slow_microbatch_does_not_change_the_costs():
     found = measured_costs(measured(schedule_of("1F1B", 2, 5), delays={"1F2": 30.0}))
     assert found.forward == pytest.approx((1.0, 1.0))
+
+
+def test_what_the_host_needs_between_two_actions_is_part_of_their_cost():
+    # One rank goes F0 B0 F1 B1 ...: the pause is after each backward but the last.
+    timeline = measured(schedule_of("1F1B", 1, 4), pauses={f"0F{m}": 0.5 for m in range(1, 4)})
+    found = measured_costs(timeline)
+    assert found.forward == (1.0,)
+    assert found.backward_input[0] + found.backward_weight[0] == pytest.approx((3 * 2.5 + 2.0) / 4)
+    assert timeline.schedule.simulate(found).step == pytest.approx(measured_figures(timeline, 0).step)
 
 
 def test_the_plan_is_scaled_by_what_most_actions_took():

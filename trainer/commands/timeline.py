@@ -4,6 +4,9 @@ A schedule as it is planned:
     stageline timeline --schedule 1F1B --stages 4 --microbatches 8
     stageline timeline --schedule ZBVZeroBubble --stages 8 --microbatches 8 --costs 1,1.2,0.8 --svg zbv.svg
 
+Several beside each other on the same ranks:
+    stageline timeline --schedule 1F1B ZBVZeroBubble --ranks 4 --microbatches 8
+
 What a run measured ([profiling] pipeline_timeline_steps), beside its plan, and where they differ:
     stageline timeline outputs/debug --step 10
 """
@@ -14,6 +17,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,7 +37,7 @@ def run(argv: list[str]) -> int:
     planned = arguments.schedule is not None
     if planned == (arguments.run_folder is not None):
         raise ConfigurationError(
-            "stageline timeline needs either a run folder or --schedule with --stages and --microbatches"
+            "stageline timeline needs either a run folder, or --schedule with --stages and --microbatches"
         )
     if planned:
         _draw_plan(arguments)
@@ -46,61 +50,76 @@ def run(argv: list[str]) -> int:
 
 
 def _draw_plan(arguments: argparse.Namespace) -> None:
-    from parallelisms.pipeline.picture_build import picture_of_plan
+    from parallelisms.pipeline.picture_build import picture_of_plan, picture_of_plans
 
     if arguments.step is not None or arguments.pipeline is not None:
         raise ConfigurationError("--step and --pipeline choose from a run folder; --schedule draws a plan")
-    _show(picture_of_plan(_build(arguments)), arguments)
+    schedules = tuple(_build(name, arguments) for name in arguments.schedule)
+    if len(schedules) == 1:
+        picture = picture_of_plan(schedules[0])
+    else:
+        picture = picture_of_plans(schedules, " and ".join(each.name for each in schedules))
+    _show(picture, arguments)
 
 
-def _build(arguments: argparse.Namespace) -> PipelineSchedule:
+def _build(name: str, arguments: argparse.Namespace) -> PipelineSchedule:
     """The schedule that the options describe."""
     from parallelisms.pipeline.errors import ScheduleError
     from parallelisms.pipeline.factory import build_schedule
     from parallelisms.pipeline.schedules.catalogue import find
     from parallelisms.pipeline.setting import Costs, Setting
 
-    stages, microbatches = arguments.stages, arguments.microbatches
-    if stages is None or microbatches is None:
-        raise ConfigurationError(
-            f"--schedule {arguments.schedule} needs --stages and --microbatches, both 1 or more"
-        )
-    if 3 * stages * microbatches > _MOST_ACTIONS:
-        raise ConfigurationError(
-            f"{stages} stages x {microbatches} microbatches are too many to draw; "
-            f"at most {_MOST_ACTIONS // 3} in all"
-        )
+    microbatches = arguments.microbatches
+    if microbatches is None:
+        raise ConfigurationError(f"--schedule {name} needs --microbatches, 1 or more")
     try:
-        family = find(arguments.schedule)
-        each = _stages_per_rank(arguments, family.default_stages_per_rank, family.name)
-        placement = family.place(stages // each, each)
+        family = find(name)
+        shape = _shape(arguments, family.default_stages_per_rank, family.name)
+        if 3 * shape.stages * microbatches > _MOST_ACTIONS:
+            raise ConfigurationError(
+                f"{shape.stages} stages x {microbatches} microbatches are too many to draw; "
+                f"at most {_MOST_ACTIONS // 3} in all"
+            )
+        placement = family.place(shape.ranks, shape.each)
         # A rank's whole share is what the costs are for, so that schedules can be compared.
-        forward, inputs, weights = (cost / each for cost in arguments.costs)
-        costs = Costs.equal(stages, forward, inputs, weights, arguments.transfer)
-        return build_schedule(
-            arguments.schedule, Setting(placement, microbatches, costs, arguments.memory_limit)
-        )
+        forward, inputs, weights = (cost / shape.each for cost in arguments.costs)
+        costs = Costs.equal(shape.stages, forward, inputs, weights, arguments.transfer)
+        return build_schedule(name, Setting(placement, microbatches, costs, arguments.memory_limit))
     except ScheduleError as error:
         raise ConfigurationError(str(error)) from error
 
 
-def _stages_per_rank(arguments: argparse.Namespace, default: int, name: str) -> int:
-    """From --ranks or --stages-per-rank, or the schedule's own."""
+@dataclass(frozen=True)
+class _Shape:
+    """Ranks with `each` stages."""
+
+    ranks: int
+    each: int
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.each
+
+
+def _shape(arguments: argparse.Namespace, default: int, name: str) -> _Shape:
+    """From two of --stages, --ranks and --stages-per-rank, or one of the first two and the schedule's default."""
     stages, ranks, each = arguments.stages, arguments.ranks, arguments.stages_per_rank
-    if ranks is not None and each is not None and ranks * each != stages:
-        raise ConfigurationError(f"--ranks {ranks} x --stages-per-rank {each} are not --stages {stages}")
+    if stages is None and ranks is None:
+        raise ConfigurationError(f"--schedule {name} needs --stages, or --ranks, 1 or more")
+    if stages is None:
+        return _Shape(ranks, each or default)
     if ranks is not None:
-        if stages % ranks:
+        if stages != ranks * (each or max(stages // ranks, 1)):
+            per_rank = "" if each is None else f" x --stages-per-rank {each}"
             raise ConfigurationError(
-                f"--stages {stages} cannot be shared equally by --ranks {ranks}: it must be a multiple of it"
+                f"--stages {stages} cannot be shared equally by --ranks {ranks}{per_rank}"
             )
-        return stages // ranks
-    each = default if each is None else each
-    if stages % each:
+        return _Shape(ranks, stages // ranks)
+    if stages % (each or default):
         raise ConfigurationError(
-            f"{name} has {each} stages on each rank; --stages {stages} is not a multiple of {each}"
+            f"{name} has {each or default} stages on each rank; --stages {stages} is not a multiple of that"
         )
-    return each
+    return _Shape(stages // (each or default), each or default)
 
 
 # A measured step
@@ -209,7 +228,9 @@ def _parser() -> argparse.ArgumentParser:
         help="which of several data-parallel pipelines (default: the first)",
     )
     plan = parser.add_argument_group("of a plan")
-    plan.add_argument("--schedule", metavar="NAME", help="e.g. GPipe, 1F1B, Interleaved1F1B, ZBVZeroBubble")
+    plan.add_argument(
+        "--schedule", nargs="+", metavar="NAME", help="e.g. GPipe, 1F1B, Interleaved1F1B, ZBVZeroBubble"
+    )
     plan.add_argument("--stages", type=_count, metavar="S", help="stages of the whole pipeline")
     plan.add_argument("--microbatches", type=_count, metavar="M", help="any number of 1 or more")
     plan.add_argument(
