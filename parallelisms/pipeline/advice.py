@@ -12,6 +12,9 @@ from parallelisms.pipeline.schedules.catalogue import FAMILIES, find
 from parallelisms.pipeline.setting import Costs, Placement, Setting
 from parallelisms.pipeline.verify import peak_activations
 
+_SEARCH = "Auto"
+_EQUAL = 1.001  # steps that differ by less are as long as each other
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -31,15 +34,30 @@ class Advice:
     others: tuple[Candidate, ...]
 
     @property
+    def auto(self) -> Candidate | None:
+        """What the search for the shortest step within the memory of the current schedule finds."""
+        return next((each for each in self.others if each.name == _SEARCH), None)
+
+    @property
     def best(self) -> Candidate:
         """The fastest that holds no more activations than the current one, which it may be itself."""
-        allowed = [each for each in self.others if each.peak_share <= self.current.peak_share + 1e-9]
-        return min([self.current, *allowed], key=lambda each: each.step)
+        return min([self.current, *self._within_memory()], key=lambda each: each.step)
+
+    @property
+    def best_named(self) -> Candidate:
+        """The same without the search."""
+        named = [each for each in self._within_memory() if each.name != _SEARCH]
+        return min([self.current, *named], key=lambda each: each.step)
 
     @property
     def fastest(self) -> Candidate:
-        """The fastest, whatever it holds."""
-        return min([self.current, *self.others], key=lambda each: each.step)
+        """The fastest, whatever it holds; of equals the one that holds least."""
+        shortest = min(each.step for each in (self.current, *self.others))
+        as_fast = [each for each in (self.current, *self.others) if each.step <= shortest * _EQUAL]
+        return min(as_fast, key=lambda each: each.peak_share)
+
+    def _within_memory(self) -> list[Candidate]:
+        return [each for each in self.others if each.peak_share <= self.current.peak_share + 1e-9]
 
     def gain(self, candidate: Candidate) -> float:
         """The share of the step that the candidate would save."""

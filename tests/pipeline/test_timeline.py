@@ -559,6 +559,8 @@ def test_the_fastest_schedule_for_the_measured_costs_is_named_with_its_gain():
     assert advice.best.peak_share <= 4
     assert advice.gain(advice.best) == pytest.approx(6 / 33)
     assert advice.fastest.step <= advice.best.step
+    assert advice.auto is not None
+    assert advice.auto.step <= advice.best_named.step
 
 
 def test_advice_keeps_the_stages_as_they_are():

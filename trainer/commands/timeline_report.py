@@ -29,7 +29,7 @@ def report_lines(timeline: Timeline, replica: int) -> Iterator[str]:
     yield from _stages(comparison)
     yield from _late(comparison)
     yield ""
-    yield "With the costs just measured"
+    yield "Predicted steps of schedules with the costs just measured, over the same stages"
     yield from _advice(advise(timeline))
 
 
@@ -109,18 +109,20 @@ def _cause(group: LateGroup) -> str:
 
 
 def _advice(advice: Advice) -> Iterator[str]:
-    current, best, fastest = advice.current, advice.best, advice.fastest
-    yield f"  {_candidate(current)}, as it is"
-    if best is not current:
-        yield f"  {_candidate(best)}: {advice.gain(best):.1%} less, with no more memory"
-    if fastest.step < best.step:
-        yield f"  {_candidate(fastest)}: {advice.gain(fastest):.1%} less, with more memory"
-    if best is current and fastest is current:
-        yield "  no other schedule over these stages would be faster"
+    """The schedule as it is, Auto, the best of the others within the same memory, and the fastest of all."""
+    current, rows = advice.current, [advice.auto, advice.best_named, advice.fastest]
+    yield f"    {current.name:<22}{duration(current.step):>9}   {_held(current)}, as it is"
+    shown = {current.name}
+    for each in rows:
+        if each is None or each.name in shown:
+            continue
+        shown.add(each.name)
+        gain = advice.gain(each)
+        difference = (
+            f"{gain:.1%} less" if gain >= 0.0005 else f"{-gain:.1%} more" if gain < -0.0005 else "the same"
+        )
+        yield f"    {each.name:<22}{duration(each.step):>9}   {_held(each)}, {difference}"
 
 
-def _candidate(candidate: Candidate) -> str:
-    return (
-        f"{candidate.name}: predicted step {duration(candidate.step)}, "
-        f"{candidate.peak_share:.3g} microbatches of activations held"
-    )
+def _held(candidate: Candidate) -> str:
+    return f"{candidate.peak_share:.3g} microbatches of activations held"
