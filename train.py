@@ -21,16 +21,17 @@ def main(argv: list[str]) -> int:
         check_for_training(loaded, identity.world_size)
 
         from trainer.plan.plan import make_plan
-        from trainer.run import Run, RunFolder
+        from trainer.run import Run
+        from trainer.run_folder import RunFolder
 
         plan = make_plan(loaded.config, identity.world_size)
-        folder = RunFolder.of(loaded, identity.rank)
+        folder = RunFolder.of(loaded)
     except StagelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
 
     with RankProcess(identity, loaded.config, plan, folder.failure_record) as process:
-        run = Run.build(loaded, plan, process, folder)
+        run = Run(loaded, plan, process, folder)
         run.resume()
         run.train()
         run.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,8 @@ class StepResult:
 class Listener(Protocol):
     """What happens beside the steps: metrics, checkpoints, validation, profiling."""
 
+    def before_step(self, step: int) -> None: ...
+
     def after_step(self, result: StepResult) -> None: ...
 
 
@@ -71,11 +73,13 @@ class Loop:
         self._device = device
         self._progress = progress
 
-    def run(self, listeners: list[Listener]) -> None:
+    def run(self, listeners: Sequence[Listener]) -> None:
         """Train until the configured number of steps. Garbage is collected between steps only, on all ranks
         at once: a collection in the middle of a step on one rank stops the others."""
         gc.disable()
         while self.step < self._training.steps:
+            for listener in listeners:
+                listener.before_step(self.step + 1)
             result = self.train_step()
             for listener in listeners:
                 listener.after_step(result)

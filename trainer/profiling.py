@@ -35,6 +35,8 @@ class Profiler:
         if self._snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_ENTRIES)
 
+    def before_step(self, step: int) -> None: ...
+
     def after_step(self, result: StepResult) -> None:
         if self._profile is not None:
             self._profile.step()

@@ -18,6 +18,10 @@ LONGEST_DOCUMENT = 4 << 20
 """Bytes. A larger file is read as several documents of about this size, cut at line ends, so that neither memory
 nor the time to resume depends on the size of a file."""
 
+_PYTHON_DOCUMENT = 4 << 10
+"""Bytes. Files of the standard library are cut this short, so that the few sequences of a small batch come from
+several files and not all from one table of Unicode."""
+
 _LONGEST_LINE = 64 << 10
 _PYTHON_SUFFIXES = (".py", ".txt", ".rst", ".md")
 _NOT_PYTHONS_OWN = {"site-packages", "dist-packages", "__pycache__"}
@@ -41,13 +45,13 @@ class _Part:
 class FileSource(IndexedSource):
     """A document per file, in the order given; broken UTF-8 becomes U+FFFD, a byte order mark is dropped."""
 
-    def __init__(self, name: str, files: Sequence[FoundFile]) -> None:
+    def __init__(self, name: str, files: Sequence[FoundFile], longest: int | None = None) -> None:
+        """`longest`: bytes of a document; None for LONGEST_DOCUMENT."""
         self.name = name
+        self._longest = LONGEST_DOCUMENT if longest is None else longest
         self.fingerprint = fingerprint(files)
         self._parts = [
-            _Part(file, number)
-            for file in files
-            for number in range(max(1, -(-file.size // LONGEST_DOCUMENT)))
+            _Part(file, number) for file in files for number in range(max(1, -(-file.size // self._longest)))
         ]
 
     def __len__(self) -> int:
@@ -56,7 +60,7 @@ class FileSource(IndexedSource):
     def read(self, index: int) -> str:
         part = self._parts[index]
         try:
-            content = _part_of(part.file.path, part.number)
+            content = _part_of(part.file.path, part.number, self._longest)
         except OSError as error:
             raise SourceFailed(f"{self.name}: {part.file.path} cannot be read: {error.strerror}") from error
         return content.decode("utf-8-sig" if part.number == 0 else "utf-8", errors="replace")
@@ -70,7 +74,7 @@ def python_docs() -> FileSource:
         raise ConfigurationError(
             f'dataset "python_docs": no text in {root}; this Python comes without its library as files'
         )
-    return FileSource(f"python_docs ({root})", files)
+    return FileSource(f"python_docs ({root})", files, _PYTHON_DOCUMENT)
 
 
 def text_files(dataset_path: str) -> FileSource:
@@ -130,8 +134,8 @@ def _found(path: Path, relative: str) -> FoundFile:
     return FoundFile(path, relative, path.stat().st_size)
 
 
-def _part_of(path: Path, number: int) -> bytes:
-    """The bytes from the first line end after `number` times the size of a part to that after the next part."""
+def _part_of(path: Path, number: int, size: int) -> bytes:
+    """The bytes from the first line end after `number` times `size` to that after the next `size`."""
     with path.open("rb") as stream:
 
         def cut(at: int) -> int:
@@ -145,7 +149,7 @@ def _part_of(path: Path, number: int) -> bytes:
             # A line longer than that is cut in its middle, but not within a character.
             return at + next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), 0)
 
-        begin = cut(number * LONGEST_DOCUMENT)
-        end = cut((number + 1) * LONGEST_DOCUMENT)
+        begin = cut(number * size)
+        end = cut((number + 1) * size)
         stream.seek(begin)
         return stream.read(end - begin)

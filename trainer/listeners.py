@@ -1,0 +1,92 @@
+"""What happens after a step beside the metrics: checkpoints, validation, timelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelisms.pipeline.timeline import TimelineRecorder
+from trainer.build import Pipeline
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.state import TrainState
+from trainer.config.schema import Profiling
+from trainer.config.schema import Validation as ValidationTable
+from trainer.data.loader import Loader
+from trainer.loop import StepResult
+from trainer.plan.plan import Plan, ValidationPlan
+from trainer.process import RankProcess
+from trainer.progress import Progress
+from trainer.timeline import write_timeline
+from trainer.validation import validation_loss
+
+if TYPE_CHECKING:
+    from trainer.reporting import Reporter
+
+
+class Checkpoints:
+    """Saves when the configured interval has passed, and after the last step."""
+
+    def __init__(self, manager: CheckpointManager, state: TrainState, steps: int, progress: Progress) -> None:
+        self._manager = manager
+        self._state = state
+        self._steps = steps
+        self._progress = progress
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, result: StepResult) -> None:
+        self._progress.phase("saving a checkpoint", collective=True, patient=True)
+        self._manager.maybe_save(result.step, self._state, last=result.step == self._steps)
+
+
+class Validation:
+    """Measures the loss on held-out data every so many steps, and after the last."""
+
+    def __init__(
+        self,
+        config: ValidationTable,
+        plan: ValidationPlan,
+        pipeline: Pipeline,
+        loader: Loader,
+        process: RankProcess,
+        reporter: Reporter,
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._pipeline = pipeline
+        self._loader = loader
+        self._process = process
+        self._reporter = reporter
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, result: StepResult) -> None:
+        if result.step % self._config.freq == 0:
+            loss = validation_loss(
+                self._pipeline,
+                self._plan,
+                self._loader,
+                batches=self._config.steps,
+                device=self._process.device,
+                progress=self._process.progress,
+            )
+            self._reporter.validated(result.step, loss)
+
+
+class Timelines:
+    """Records the pipeline of the configured steps and writes their timelines."""
+
+    def __init__(self, config: Profiling, recorder: TimelineRecorder, plan: Plan, folder: Path) -> None:
+        self._steps = frozenset(config.pipeline_timeline_steps)
+        self._recorder = recorder
+        self._plan = plan
+        self._folder = folder
+
+    def before_step(self, step: int) -> None:
+        if step in self._steps:
+            self._recorder.start()
+
+    def after_step(self, result: StepResult) -> None:
+        if result.step in self._steps:
+            measured = self._recorder.stop()
+            write_timeline(self._folder, result.step, measured, self._plan.schedule, self._plan.layout)

@@ -1,0 +1,151 @@
+"""Reports a run: to the person at the terminal, to metrics.jsonl, TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import torch
+
+from trainer.config.load import Loaded
+from trainer.console import Console
+from trainer.flops import peak_flops
+from trainer.loop import StepResult
+from trainer.metrics import MetricsFile
+from trainer.plan.plan import Plan
+from trainer.plan.render import summary
+from trainer.process import RankProcess
+from trainer.run_folder import RunFolder
+from trainer.tracking import Tracker, open_trackers
+
+
+class Reporter:
+    """A listener of the loop. Rank 0 writes; on the other ranks every method does nothing."""
+
+    def __init__(self, loaded: Loaded, plan: Plan, process: RankProcess, folder: RunFolder) -> None:
+        """Write the run folder's descriptions and say what is about to be trained."""
+        self._config = loaded.config
+        self._name = loaded.name
+        self._plan = plan
+        self._folder = folder
+        self._device = process.device
+        self._writes = process.rank == 0
+        self._peak = peak_flops(process.device, loaded.config.training.mixed_precision_param)
+        self._console = Console(silent=not self._writes, plain=loaded.config.metrics.disable_color_printing)
+        self._metrics: MetricsFile | None = None
+        self._trackers: list[Tracker] = []
+        if self._writes:
+            folder.describe(loaded, plan)
+            self._say_what_is_trained(loaded)
+
+    def say(self, line: str) -> None:
+        self._console.say(line)
+
+    def begin(self, step: int) -> None:
+        """The run goes on after `step` (0: from the start)."""
+        if not self._writes:
+            return
+        self._metrics = MetricsFile(self._folder.path, step)
+        self._trackers = open_trackers(self._config, self._folder.path, self._name, step)
+        if step:
+            self.say(f"{'resumed':12}after step {step}")
+        self._console.start_progress(step, self._config.training.steps)
+        self._last_log = (step, time.perf_counter())
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, result: StepResult) -> None:
+        """Log the step if it is its turn."""
+        if not self._writes:
+            return
+        speed = self._plan.tokens_per_step / result.seconds
+        self._console.advance(result.step, f"loss {result.loss:.4f}  {speed:,.0f} tokens/s")
+        if result.step % self._config.metrics.log_freq == 0 or result.step == 1:
+            self._log(result)
+
+    def validated(self, step: int, loss: float) -> None:
+        """Log a validation loss."""
+        if not self._writes:
+            return
+        self._write({"step": step, "validation_loss": loss})
+        self.say(f"step {step:6}  validation loss {loss:.4f}")
+
+    def finish(self, step: int) -> None:
+        """Close everything and say where the results are."""
+        if not self._writes:
+            return
+        self._console.stop_progress()
+        if self._metrics is not None:
+            self._metrics.close()
+        for tracker in self._trackers:
+            tracker.close()
+        self.say(f"{'done':12}{step} steps; metrics in {self._folder.path / 'metrics.jsonl'}")
+        if self._config.checkpoint.enable_checkpoint:
+            checkpoint = self._folder.path / self._config.checkpoint.folder / f"step-{step}"
+            self.say(f"{'checkpoint':12}{checkpoint}")
+            self.say(f"{'try it':12}stageline generate --checkpoint {self._folder.path} --prompt 'The '")
+
+    def _say_what_is_trained(self, loaded: Loaded) -> None:
+        for notice in loaded.notices:
+            self.say(notice)
+        training = self._config.training
+        data = training.dataset + (f" {training.dataset_path}" if training.dataset_path else "")
+        self._console.say_all(
+            [
+                *summary(self._plan),
+                ("data", data),
+                ("device", _device_name(self._device)),
+                ("output", str(self._folder.path)),
+            ]
+        )
+
+    def _log(self, result: StepResult) -> None:
+        """A row with the averages over the steps since the last one, where a single step would mislead."""
+        step, since = self._last_log
+        now = time.perf_counter()
+        self._last_log = (result.step, now)
+        seconds = (now - since) / (result.step - step)
+        tokens_per_second = self._plan.tokens_per_step / seconds
+        ranks = self._plan.layout.world_size
+        flops = self._plan.flops_per_token * tokens_per_second / ranks
+        self._write(
+            {
+                "step": result.step,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "lr": result.lr,
+                "tokens": result.tokens,
+                "tokens_per_second": tokens_per_second,
+                "step_seconds": seconds,
+                "data_seconds": result.data_seconds,
+                "mfu": None if self._peak is None else flops / self._peak,
+                "memory_bytes": _memory_bytes(self._device),
+                "skipped": result.skipped,
+            }
+        )
+        if not self._console.live:
+            self.say(
+                f"step {result.step:6}  loss {result.loss:8.4f}  grad norm {result.grad_norm:8.4f}  "
+                f"lr {result.lr:.2e}  {tokens_per_second:10,.0f} tokens/s"
+            )
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._metrics is not None
+        self._metrics.write(row)
+        values = {key: float(value) for key, value in row.items() if key != "step" and value is not None}
+        for tracker in self._trackers:
+            tracker.log(row["step"], values)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """Peak of the device's allocated memory, or of the process's resident memory on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads in each process"

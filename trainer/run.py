@@ -1,0 +1,152 @@
+"""A run on one rank: everything around the loop, in the order in which it happens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from parallelisms.pipeline.timeline import TimelineRecorder
+from trainer.build import build_pipeline
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.state import TrainState
+from trainer.config.load import Loaded
+from trainer.config.schema import Config
+from trainer.data.loader import Loader, build_loader
+from trainer.data.sources import open_source
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.data.tokenizer_training import debug_tokenizer
+from trainer.errors import ConfigurationError
+from trainer.listeners import Checkpoints, Timelines, Validation
+from trainer.loop import Listener, Loop
+from trainer.optimizer import build_lr_schedule, build_optimizer
+from trainer.plan.plan import Plan
+from trainer.process import RankProcess
+from trainer.profiling import Profiler
+from trainer.reporting import Reporter
+from trainer.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """One rank's share of a job. Every method is collective over all ranks."""
+
+    def __init__(self, loaded: Loaded, plan: Plan, process: RankProcess, folder: RunFolder) -> None:
+        """Build everything; nothing is trained or loaded yet."""
+        self._config = config = loaded.config
+        self._process = process
+        self._reporter = Reporter(loaded, plan, process, folder)
+        _seed_everything(config)
+        tokenizer = _get_tokenizer(config, plan, process, folder)
+        process.progress.phase("building the model", patient=True)
+        recorder = TimelineRecorder(process.progress, process.device)
+        self._pipeline = build_pipeline(config, plan, process, recorder)
+        device = torch.device("cpu") if config.training.enable_cpu_offload else process.device
+        optimizer = build_optimizer(self._pipeline.parts, config.optimizer, device)
+        schedule = build_lr_schedule(optimizer, config)
+        self._loader = _loader(config, plan, process, tokenizer, validation=False)
+        self._loop = Loop(
+            config, plan, self._pipeline, optimizer, schedule, self._loader, process.device, process.progress
+        )
+        self._state = TrainState(self._pipeline.parts, optimizer, schedule, self._loader, self._loop.counters)
+        self._checkpoints = CheckpointManager(
+            folder.path / config.checkpoint.folder,
+            config.checkpoint,
+            layout=str(plan.layout.dimensions),
+            device=process.device,
+        )
+        self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
+        self._timelines = Timelines(config.profiling, recorder, plan, folder.path)
+        self._validation = self._build_validation(plan, tokenizer)
+
+    def resume(self) -> None:
+        """Go on from the latest valid checkpoint, if there is one."""
+        self._process.progress.phase("loading a checkpoint", collective=True, patient=True)
+        step = self._checkpoints.load(self._state)
+        self._loop.step = step or 0
+        self._reporter.begin(self._loop.step)
+
+    def train(self) -> None:
+        """Train until the last step."""
+        if self._config.checkpoint.create_seed_checkpoint:
+            path = self._checkpoints.save_seed(self._state)
+            self._reporter.say(f"initial parameters saved in {path}; nothing was trained")
+            return
+        listeners: list[Listener] = [self._timelines, self._reporter, self._profiler]
+        if self._validation is not None:
+            listeners.append(self._validation)
+        saving = Checkpoints(
+            self._checkpoints, self._state, self._config.training.steps, self._process.progress
+        )
+        self._loop.run([*listeners, saving])
+
+    def finish(self) -> None:
+        """Say how it went; close what is open."""
+        self._process.progress.phase("finishing", patient=True)
+        self._profiler.close()
+        self._loader.close()
+        self._reporter.finish(self._loop.step)
+
+    def _build_validation(self, plan: Plan, tokenizer: Tokenizer) -> Validation | None:
+        if plan.validation is None:
+            return None
+        loader = _loader(self._config, plan, self._process, tokenizer, validation=True)
+        return Validation(
+            self._config.validation, plan.validation, self._pipeline, loader, self._process, self._reporter
+        )
+
+
+def _loader(
+    config: Config, plan: Plan, process: RankProcess, tokenizer: Tokenizer, *, validation: bool
+) -> Loader:
+    return build_loader(
+        config,
+        tokenizer,
+        data_rank=plan.layout.data_rank(process.rank),
+        data_ranks=plan.layout.data_ranks,
+        validation=validation,
+    )
+
+
+def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: RunFolder) -> Tokenizer:
+    """The configured tokenizer, or the one that the first run in this folder trains on its corpus.
+
+    Raises ConfigurationError if it has more tokens than the model.
+    """
+    path: str | Path | None = config.model.tokenizer_path
+    if path is None:
+        process.progress.phase("preparing the tokenizer", collective=process.rank != 0, patient=True)
+        if process.rank == 0:
+            training = config.training
+            source = open_source(training.dataset, training.dataset_path, training.text_column)
+            debug_tokenizer(folder.path, plan.sizes.vocab_size, source)
+        dist.barrier()
+        path = folder.path / "tokenizer.model"
+    tokenizer = load_tokenizer(path)
+    if tokenizer.vocab_size > plan.sizes.vocab_size:
+        raise ConfigurationError(
+            f"model.tokenizer_path = {str(path)!r}: the tokenizer has {tokenizer.vocab_size} tokens, the model "
+            f"only {plan.sizes.vocab_size}; set model.override.vocab_size to {tokenizer.vocab_size} or more"
+        )
+    return tokenizer
+
+
+def _seed_everything(config: Config) -> None:
+    """Global generators, for code that draws without being asked; the model's parameters do not use them."""
+    seed = config.training.seed
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if config.training.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        if torch.cuda.is_available() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+            raise ConfigurationError(
+                "training.deterministic = true needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment on CUDA"
+            )
