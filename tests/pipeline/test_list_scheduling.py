@@ -49,7 +49,7 @@ def proof_of(operations, lists):
 
 
 @given(problems())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_greedy_schedules_complete_within_the_cap_whatever_the_priorities(problem):
     operations, rules = problem
     schedule = list_schedule(operations, rules)
@@ -59,7 +59,7 @@ def test_greedy_schedules_complete_within_the_cap_whatever_the_priorities(proble
 
 
 @given(problems())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_closing_up_never_makes_a_step_longer_nor_takes_more_memory(problem):
     operations, rules = problem
     before = list_schedule(operations, rules)
@@ -72,7 +72,7 @@ def test_closing_up_never_makes_a_step_longer_nor_takes_more_memory(problem):
 
 
 @given(problems())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_joining_backwards_does_not_change_the_step(problem):
     operations, rules = problem
     operations = replace(operations, setting=replace(operations.setting, costs=_without_transfer(operations)))

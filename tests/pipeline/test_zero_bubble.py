@@ -51,7 +51,7 @@ def test_zb_h2_has_no_bubble_on_any_rank_for_equal_parts(ranks, microbatches):
 
 
 @given(ranks=st.integers(1, 8), microbatches=st.integers(1, 24), data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_zb_h2_is_never_longer_than_zb_h1_and_holds_at_most_2p_less_1(ranks, microbatches, data):
     placement = Placement.looped(ranks, 1)
     times = data.draw(st.one_of(st.just(shared_equally(placement)), costs(ranks)))
@@ -70,7 +70,7 @@ def test_weights_come_the_delay_after_their_own_inputs_and_the_rest_at_the_end()
 
 
 @given(ranks=st.integers(1, 8), each=st.integers(1, 4), microbatches=st.integers(1, 24))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_interleaved_zero_bubble_is_exactly_at_its_bound_from_as_many_microbatches_as_ranks(
     ranks, each, microbatches
 ):

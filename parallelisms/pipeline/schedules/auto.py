@@ -16,7 +16,7 @@ seconds for p = 8, m = 32, less for what is smaller; for larger settings fewer r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from parallelisms.pipeline.actions import ActionLists
@@ -41,10 +41,14 @@ from parallelisms.pipeline.schedules.search import greedy_schedules, shake
 from parallelisms.pipeline.setting import Setting
 from parallelisms.pipeline.simulate import simulate
 
-# In operations, for all greedy schedules together and for all shakes of one schedule.
+# How many operations may be looked at: in closing up published schedules, in greedy schedules, in the shakes of
+# one schedule.
+_CLOSING_BUDGET = 24_000
 _GREEDY_BUDGET = 24_000
 _SHAKE_BUDGET = 24_000
 _SHAKEN = 2
+# Steps that differ by no more than this, relatively, are equal: what rounding to ticks may make of one.
+_ROUNDING = 1e-6
 
 _OTHERS = (
     one_f_one_b.FAMILY,
@@ -71,46 +75,74 @@ class _Candidate:
         return self.schedule.step, self.peak
 
 
+@dataclass(frozen=True)
+class _Published:
+    """What another family generates for the setting, within its cap."""
+
+    lists: ActionLists
+    candidate: _Candidate
+
+
 def auto(setting: Setting) -> ActionLists:
     """The compute actions of each rank."""
     operations = Operations.of(setting, setting.memory_cap)
-    published = [lists for lists in _published(setting) if operations.fits(operations.numbered(lists))]
-    found = _search(operations, published)
-    results = [join_backwards(operations, found), operations.actions(operations.orders(found.starts))]
-    # The search knows messages by their duration only; the simulation also knows when they are posted.
-    return min([*results, *published], key=lambda lists: _predicted_step(setting, lists))
+    published = list(_published(operations))
+    found = _search(operations, [each.candidate for each in published])
+    best = min(
+        (join_backwards(operations, found), operations.actions(operations.orders(found.starts))),
+        key=lambda lists: _predicted_step(setting, lists),
+    )
+    # The search knows how long messages take; the simulation also knows when they are posted, which can only
+    # make a step longer. So a published schedule is looked at again only if it seems to be shorter.
+    shortest = _predicted_step(setting, best)
+    for each in published:
+        if each.candidate.schedule.step * operations.unit < shortest * (1 - _ROUNDING):
+            step = _predicted_step(setting, each.lists)
+            if step < shortest:
+                best, shortest = each.lists, step
+    return best
 
 
-def _published(setting: Setting) -> Iterator[ActionLists]:
+def _published(operations: Operations) -> Iterator[_Published]:
     for family in _OTHERS:
         try:
-            family.check(setting)
+            family.check(operations.setting)
         except IllegalSettingError:
             continue
-        yield family.generate(setting)
+        lists = family.generate(operations.setting)
+        orders = operations.numbered(lists)
+        if operations.fits(orders):
+            schedule = timed(operations, orders, operations.durations)
+            yield _Published(lists, _candidate(operations, schedule))
 
 
-def _search(operations: Operations, published: list[ActionLists]) -> Timed:
+def _search(operations: Operations, published: Iterable[_Candidate]) -> Timed:
+    """The shortest schedule found, of equally short ones that which holds least. Ends early at the bound."""
     goal = _goal(operations)
-    candidates: list[_Candidate] = []
+    candidates = sorted(published, key=lambda each: each.rank)
 
-    def best() -> list[_Candidate]:
-        return sorted(candidates, key=lambda each: each.rank)[:_SHAKEN]
+    def at_goal() -> bool:
+        return bool(candidates) and candidates[0].schedule.step <= goal
 
-    for lists in published:
-        start = timed(operations, operations.numbered(lists), operations.durations)
-        candidates.append(_candidate(operations, start))
-        candidates.append(_candidate(operations, justify(operations, start, operations.durations)))
-    if candidates and best()[0].schedule.step <= goal:
-        return best()[0].schedule
-    for schedule in greedy_schedules(operations, _GREEDY_BUDGET):
-        candidates.append(_candidate(operations, schedule))
-        if schedule.step <= goal:
-            return schedule
-    shaken = [
-        _candidate(operations, shake(operations, each.schedule, _SHAKE_BUDGET, goal)) for each in best()
-    ]
-    return min(shaken, key=lambda each: each.rank).schedule
+    if not at_goal():
+        for each in _more(operations, candidates[:]):
+            candidates = sorted([*candidates, each], key=lambda each: each.rank)
+            if at_goal():
+                break
+    for each in candidates[:_SHAKEN]:
+        if not at_goal():
+            shaken = shake(operations, each.schedule, _SHAKE_BUDGET, goal)
+            candidates = sorted([*candidates, _candidate(operations, shaken)], key=lambda each: each.rank)
+    return candidates[0].schedule
+
+
+def _more(operations: Operations, published: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """The published schedules closed up, and greedy ones, one after the other."""
+    for each in published[: max(1, _CLOSING_BUDGET // operations.count)]:
+        yield _candidate(operations, justify(operations, each.schedule, operations.durations))
+    rules = _GREEDY_BUDGET // operations.count
+    for schedule in greedy_schedules(operations, rules if published else max(1, rules)):
+        yield _candidate(operations, schedule)
 
 
 def _candidate(operations: Operations, schedule: Timed) -> _Candidate:
@@ -121,7 +153,7 @@ def _goal(operations: Operations) -> int:
     """The lower bound in ticks, a little more for what rounding to ticks may add."""
     setting = operations.setting
     bound = lower_bound(setting.placement, setting.costs, setting.microbatches, splits_backward=True)
-    return round(bound / operations.unit * (1 + 1e-6))
+    return round(bound / operations.unit * (1 + _ROUNDING))
 
 
 def _predicted_step(setting: Setting, lists: ActionLists) -> float:

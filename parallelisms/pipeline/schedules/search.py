@@ -53,14 +53,14 @@ _RULES = (
 )
 
 
-def greedy_schedules(operations: Operations, budget: int) -> Iterator[Timed]:
-    """Closed-up greedy schedules; about `budget` operations are scheduled, in at least two schedules."""
+def greedy_schedules(operations: Operations, rules: int) -> Iterator[Timed]:
+    """Closed-up greedy schedules by the first so many rules, of which there are twelve."""
     busiest = max(_work(operations)) // operations.microbatches
     tails = _tails(operations)
-    for rule in _RULES[: max(2, budget // operations.count)]:
+    for rule in _RULES[:rules]:
         priority = _priority(operations, rule.manner, busiest, tails)
-        rules = Rules(priority, rule.patience, int(rule.pace * busiest))
-        yield justify(operations, list_schedule(operations, rules), operations.durations)
+        schedule = list_schedule(operations, Rules(priority, rule.patience, int(rule.pace * busiest)))
+        yield justify(operations, schedule, operations.durations)
 
 
 def shake(operations: Operations, schedule: Timed, budget: int, goal: int) -> Timed:
