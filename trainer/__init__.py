@@ -1,0 +1,3 @@
+"""Trains decoder-only transformers from a TOML file."""
+
+__version__ = "0.1.0"

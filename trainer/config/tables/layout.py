@@ -32,7 +32,7 @@ class Experimental(Table):
     pipeline_parallel_stages_per_rank: Positive | None = None
     """Stages of a rank. Unset: 1 for single-stage schedules, 2 for the others."""
 
-    pipeline_parallel_memory_limit: float | None = Field(None, gt=0)
+    pipeline_parallel_memory_limit: float | None = Field(default=None, gt=0)
     """Most activations a rank may hold, in microbatches of its whole share, for schedules that can trade
     time for memory."""
 

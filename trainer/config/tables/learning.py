@@ -44,16 +44,16 @@ class Optimizer(Table):
     name: Literal["AdamW", "Adam"] = "AdamW"
     """Adam adds the weight decay to the gradient, AdamW takes it off the weights."""
 
-    lr: float = Field(8e-4, gt=0)
+    lr: float = Field(default=8e-4, gt=0)
     """Highest learning rate, reached after the warm-up."""
 
     betas: Betas = (0.9, 0.95)
     """Decay rates of the running means of the gradient and of its square."""
 
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the mean square."""
 
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0)
     """Weight decay of the matrices."""
 
     fused: bool | None = None
@@ -63,14 +63,14 @@ class Optimizer(Table):
 class LRScheduler(Table):
     """The learning rate after the warm-up: stable, then decaying. The warm-up is training.warmup_steps."""
 
-    decay_ratio: float | None = Field(None, ge=0, le=1)
+    decay_ratio: float | None = Field(default=None, ge=0, le=1)
     """Share of training.steps that decays, at their end; before it the rate is stable.
     Unset: it decays from the end of the warm-up."""
 
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     """Shape of the decay."""
 
-    min_lr_factor: float = Field(0.0, ge=0, le=1)
+    min_lr_factor: float = Field(default=0.0, ge=0, le=1)
     """Where the decay ends, as a share of optimizer.lr."""
 
 
@@ -103,7 +103,7 @@ class Training(Table):
     warmup_steps: NotNegative = 200
     """Steps over which the learning rate rises from 0."""
 
-    max_norm: float = Field(1.0, gt=0)
+    max_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm, taken over the whole model."""
 
     data_parallel_replicate_degree: Positive = 1
@@ -124,7 +124,7 @@ class Training(Table):
     gc_freq: Positive = 50
     """Steps from one collection of Python's garbage to the next, at the same step on all ranks."""
 
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the initial parameters and the order of the data, in every layout alike."""
 
     deterministic: bool = False

@@ -89,7 +89,7 @@ class Checkpoint(Table):
     keep_latest_k: NotNegative = 0
     """Keep this many checkpoints and delete older ones. 0 keeps all."""
 
-    load_step: int = Field(-1, ge=-1)
+    load_step: int = Field(default=-1, ge=-1)
     """Step of the checkpoint to go on from. -1: the latest valid one."""
 
     create_seed_checkpoint: bool = False

@@ -1,0 +1,79 @@
+"""The tables of rules, and the three checks: of a configuration, for a plan, for training here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from trainer.config.report import Problem, raise_for
+from trainer.config.rules import data, machine, model, pipeline, training
+from trainer.config.schema import Config
+
+if TYPE_CHECKING:
+    from trainer.config.load import Loaded
+
+Rule = Callable[[Config, int | None], Iterable[Problem]]
+
+RULES: tuple[Rule, ...] = (
+    model.name_is_a_known_family,
+    model.flavor_is_one_of_the_family,
+    model.overrides_are_sizes_of_the_family,
+    model.sizes_fit_together,
+    model.tied_embeddings_stay_in_one_stage,
+    training.product_of_degrees_equals_world_size,
+    training.global_batch_size_is_a_multiple_of_one_pass,
+    training.gradients_are_reduced_no_coarser_than_computed,
+    training.load_step_needs_checkpoints,
+    training.seed_checkpoint_needs_checkpoints,
+    training.export_dtype_needs_model_weights_only,
+    pipeline.schedule_is_known,
+    pipeline.schedule_file_exists,
+    pipeline.stages_are_decided_once,
+    pipeline.split_points_are_layers_in_order,
+    pipeline.stages_fill_the_ranks_evenly,
+    pipeline.stages_per_rank_fit_the_schedule,
+    pipeline.every_stage_has_a_layer,
+    pipeline.batch_covers_the_microbatches,
+    data.dataset_is_known,
+    data.dataset_path_is_given_where_needed,
+)
+"""Of the configuration alone: the same answer on every machine."""
+
+FILE_RULES: tuple[Rule, ...] = (data.tokenizer_path_exists, data.dataset_path_exists)
+"""Of the files that training reads, which need not be where the plan is made."""
+
+NOTICES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    training.warmup_longer_than_the_run,
+    training.decay_cut_off_by_the_warmup,
+    model.sequences_longer_than_the_model_was_made_for,
+)
+
+
+def check(config: Config, world_size: int | None) -> list[Problem]:
+    """Everything that is wrong with a configuration for so many processes (None: for any number)."""
+    return [problem for rule in RULES for problem in rule(config, world_size)]
+
+
+def check_files(config: Config) -> list[Problem]:
+    """The files that training needs and that are not there."""
+    return [problem for rule in FILE_RULES for problem in rule(config, None)]
+
+
+def check_for_planning(loaded: Loaded, world_size: int | None) -> None:
+    """Raise ConfigurationError with every rule that is broken. Files of data need not exist."""
+    raise_for(check(loaded.config, world_size), loaded.given, loaded.shown_path)
+
+
+def check_for_training(loaded: Loaded, world_size: int) -> None:
+    """Raise ConfigurationError with everything that keeps `world_size` processes from training on this machine."""
+    unsuited = list(machine.machine_suits_the_model(loaded, world_size))
+    # Alone: on this machine nothing else about the configuration is worth putting right.
+    raise_for(unsuited, loaded.given, loaded.shown_path)
+    problems = check(loaded.config, world_size) + check_files(loaded.config)
+    problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
+    raise_for(problems, loaded.given, loaded.shown_path)
+
+
+def notices(config: Config) -> tuple[str, ...]:
+    """What is allowed but probably not meant, in sentences."""
+    return tuple(sentence for notice in NOTICES for sentence in notice(config))
