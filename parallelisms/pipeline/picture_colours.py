@@ -159,7 +159,8 @@ def pattern_of(look: Look, level: int) -> str:
 def _pattern(identity: str, look: Look, name: str, zoom: float) -> str:
     lines = _PATTERNS[look]
     drawn = f'<path class="{name}p" d="{lines}" fill="none"/>' if lines else ""
-    larger = "" if zoom == 1 else f' patternTransform="scale({zoom:.3g})"'
+    # Not as much larger as the rest: narrow boxes must show enough of it.
+    larger = "" if zoom == 1 else f' patternTransform="scale({zoom**0.5:.3g})"'
     return (
         f'<pattern id="{identity}-{name}" width="{_TILE:g}" height="{_TILE:g}" '
         f'patternUnits="userSpaceOnUse"{larger}>'

@@ -18,7 +18,8 @@ _AXIS = 26.0
 _PANEL_GAP = 16.0
 _FOOT = 40.0
 _COMMON_WIDTH = 960.0  # of the plot
-_LARGEST_ZOOM = 1.8
+_WIDEST = 4600.0
+_LARGEST_ZOOM = 2.8
 
 _DIGIT = 0.6  # width of a digit against the size of the font
 _SMALLEST_FONT = 6.5
@@ -79,8 +80,8 @@ def lay_out(picture: Picture) -> Layout:
     length = picture.length or 1.0
     narrow = narrow_box(picture) or length
     units = length / narrow
-    width = max(720.0, min(28 * units, _COMMON_WIDTH), min(11.5 * units, 2800.0))
-    zoom = min(_LARGEST_ZOOM, max(1.0, width / _COMMON_WIDTH * 0.8))
+    width = max(720.0, min(28 * units, _COMMON_WIDTH), min(11.5 * units, _WIDEST))
+    zoom = min(_LARGEST_ZOOM, max(1.0, width / _COMMON_WIDTH * 0.64))
     row, gap = _row(max(len(panel.lanes) for panel in picture.panels))
     pitch = (row + gap) * zoom
     tops, top = [], _HEAD * zoom

@@ -181,18 +181,18 @@ def _show(picture: Picture, arguments: argparse.Namespace) -> None:
     from parallelisms.pipeline.picture_svg import draw_svg
     from parallelisms.pipeline.picture_text import print_picture
 
+    if arguments.svg is not None:
+        try:
+            Path(arguments.svg).write_text(draw_svg(picture), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--svg {arguments.svg} cannot be written: {error.strerror}") from error
     console = Console(width=arguments.width, no_color=True if arguments.no_color else None)
     if arguments.width is None and not console.is_terminal:
         # What is read later has no terminal's width; the usual 80 columns would be too few.
         console = Console(width=max(120, shutil.get_terminal_size((120, 24)).columns))
     print_picture(picture, console)
-    if arguments.svg is None:
-        return
-    try:
-        Path(arguments.svg).write_text(draw_svg(picture), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--svg {arguments.svg} cannot be written: {error.strerror}") from error
-    print(f"\nwrote {arguments.svg}")
+    if arguments.svg is not None:
+        print(f"\nwrote {arguments.svg}")
 
 
 class _Parser(argparse.ArgumentParser):
