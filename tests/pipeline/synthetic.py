@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from parallelisms.pipeline.actions import Action, Kind
+from parallelisms.pipeline.assemble import ClockOffset, RankReport
 from parallelisms.pipeline.costs import costs_of, producers
 from parallelisms.pipeline.factory import PipelineSchedule, build_schedule
-from parallelisms.pipeline.measured import MeasuredAction, MeasuredSchedule, RankMeasurement, Timeline
+from parallelisms.pipeline.measured import (
+    MeasuredAction,
+    MeasuredSchedule,
+    RankMeasurement,
+    RankTimeline,
+    Timeline,
+)
 from parallelisms.pipeline.schedules.catalogue import find
-from parallelisms.pipeline.setting import Costs, Placement, Setting
+from parallelisms.pipeline.setting import Costs, Setting
 from parallelisms.pipeline.simulate import Prediction, simulate
 
 
@@ -104,12 +111,25 @@ def _receive(action: Action) -> Action:
     return Action(action.stage, kind, action.microbatch)
 
 
+def report(
+    rank: int,
+    actions: Sequence[MeasuredAction],
+    origin_ns: int,
+    offset_ns: int = 0,
+    bound_ns: int = 0,
+    boot: str = "a",
+    measured_ns: int = 0,
+) -> RankReport:
+    """What a rank hands in."""
+    timeline = RankTimeline(tuple(actions), origin_ns, "cpu", "clock", 1e-6 * rank)
+    return RankReport(
+        rank, rank, 0, f"host{rank}", boot, ClockOffset(offset_ns, bound_ns, measured_ns), timeline
+    )
+
+
 def every_action(timeline: Timeline, change: Callable[[MeasuredAction], MeasuredAction]) -> Timeline:
     """The timeline with each action changed."""
     ranks = tuple(
         replace(rank, actions=tuple(change(each) for each in rank.actions)) for rank in timeline.ranks
     )
     return replace(timeline, ranks=ranks)
-
-
-__all__ = ["Placement", "every_action", "measured", "schedule_of"]
