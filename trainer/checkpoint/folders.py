@@ -65,6 +65,7 @@ def publish(root: Path, step: int) -> Path:
     """Give a complete partial folder its final name, in place of an earlier checkpoint of the same step."""
     final, replaced = step_folder(root, step), root / f"step-{step}.replaced"
     if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     partial_folder(root, step).rename(final)
     sync_folder(root)
