@@ -5,6 +5,6 @@ way in which it is broken. It is silent where another rule already speaks.
 """
 
 from trainer.config.report import Problem
-from trainer.config.rules.collect import check, check_for_planning, check_for_training, notices
+from trainer.config.rules.collect import check, check_files, check_for_planning, check_for_training, notices
 
-__all__ = ["Problem", "check", "check_for_planning", "check_for_training", "notices"]
+__all__ = ["Problem", "check", "check_files", "check_for_planning", "check_for_training", "notices"]
