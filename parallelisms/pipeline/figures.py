@@ -85,7 +85,8 @@ def measured_figures(timeline: Timeline, replica: int) -> Figures:
     transfers = exposed_transfers(timeline, ranks)
     return Figures(
         step=last - first,
-        bound=lower_bound(placement, costs, runs, split),
+        # Costs are means; what is only known on average may come out above what happened.
+        bound=min(lower_bound(placement, costs, runs, split), last - first),
         step_bubble=_idle(sum(busy), (last - first) * len(ranks)),
         rank_bubbles=tuple(_idle(work, length) for work, length in zip(busy, lengths, strict=True)),
         waiting=tuple(sum(each.waited for each in rank.actions) for rank in ranks),
