@@ -20,12 +20,14 @@ def main(argv: list[str]) -> int:
         identity = RankIdentity.from_environment()
         check_for_training(loaded, identity.world_size)
 
+        from trainer.console import set_up_logging
         from trainer.plan.plan import make_plan
         from trainer.run import Run
         from trainer.run_folder import RunFolder
 
         plan = make_plan(loaded.config, identity.world_size)
         folder = RunFolder.of(loaded)
+        set_up_logging(folder.path, identity.rank)
     except StagelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -31,12 +31,14 @@ class Checkpoints:
         self._state = state
         self._steps = steps
         self._progress = progress
+        self.latest: Path | None = None  # what was saved last, if anything
 
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
         self._progress.phase("saving a checkpoint", collective=True, patient=True)
-        self._manager.maybe_save(result.step, self._state, last=result.step == self._steps)
+        saved = self._manager.maybe_save(result.step, self._state, last=result.step == self._steps)
+        self.latest = saved or self.latest
 
 
 class Validation:
@@ -76,7 +78,10 @@ class Validation:
 class Timelines:
     """Records the pipeline of the configured steps and writes their timelines."""
 
-    def __init__(self, config: Profiling, recorder: TimelineRecorder, plan: Plan, folder: Path) -> None:
+    def __init__(
+        self, config: Profiling, recorder: TimelineRecorder, plan: Plan, folder: Path, progress: Progress
+    ) -> None:
+        self._progress = progress
         self._steps = frozenset(config.pipeline_timeline_steps)
         self._recorder = recorder
         self._plan = plan
@@ -88,5 +93,6 @@ class Timelines:
 
     def after_step(self, result: StepResult) -> None:
         if result.step in self._steps:
+            self._progress.phase("writing the timeline", collective=True, patient=True)
             measured = self._recorder.stop()
             write_timeline(self._folder, result.step, measured, self._plan.schedule, self._plan.layout)

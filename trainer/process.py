@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,11 @@ class RankProcess:
         self._plan = plan
         self._failure_record = failure_record
         self._watchdog: Watchdog | None = None
+
+    def before_last_words(self, call: Callable[[], None]) -> None:
+        """Register what is done before the first cause of a failure is printed, such as clearing a live line."""
+        assert self._watchdog is not None
+        self._watchdog.before_last_words.append(call)
 
     def __enter__(self) -> Self:
         if self.device.type == "cuda":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import resource
-import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.config.load import Loaded
-from trainer.console import Console
+from trainer.console import Console, shown_ranks
 from trainer.flops import peak_flops
 from trainer.loop import StepResult
 from trainer.metrics import MetricsFile
@@ -21,7 +21,7 @@ from trainer.tracking import Tracker, open_trackers
 
 
 class Reporter:
-    """A listener of the loop. Rank 0 writes; on the other ranks every method does nothing."""
+    """A listener of the loop. Rank 0 writes the files; the ranks in LOG_RANK speak."""
 
     def __init__(self, loaded: Loaded, plan: Plan, process: RankProcess, folder: RunFolder) -> None:
         """Write the run folder's descriptions and say what is about to be trained."""
@@ -30,59 +30,57 @@ class Reporter:
         self._plan = plan
         self._folder = folder
         self._device = process.device
+        self._rank = process.rank
         self._writes = process.rank == 0
         self._peak = peak_flops(process.device, loaded.config.training.mixed_precision_param)
-        self._console = Console(silent=not self._writes, plain=loaded.config.metrics.disable_color_printing)
+        silent = process.rank not in shown_ranks()
+        self._console = Console(silent=silent, plain=loaded.config.metrics.disable_color_printing)
+        process.before_last_words(self._console.stop_progress)
         self._metrics: MetricsFile | None = None
         self._trackers: list[Tracker] = []
+        self._since_last_log: list[StepResult] = []
         if self._writes:
             folder.describe(loaded, plan)
-            self._say_what_is_trained(loaded)
+        self._say_what_is_trained(loaded)
 
     def say(self, line: str) -> None:
         self._console.say(line)
 
     def begin(self, step: int) -> None:
         """The run goes on after `step` (0: from the start)."""
-        if not self._writes:
-            return
-        self._metrics = MetricsFile(self._folder.path, step)
-        self._trackers = open_trackers(self._config, self._folder.path, self._name, step)
+        if self._writes:
+            self._metrics = MetricsFile(self._folder.path, step)
+        if self._writes or not self._config.metrics.rank_0_only:
+            self._trackers = open_trackers(self._config, self._folder.path, self._name, step, self._rank)
         if step:
             self.say(f"{'resumed':12}after step {step}")
         self._console.start_progress(step, self._config.training.steps)
-        self._last_log = (step, time.perf_counter())
 
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
         """Log the step if it is its turn."""
-        if not self._writes:
-            return
+        self._since_last_log.append(result)
         speed = self._plan.tokens_per_step / result.seconds
         self._console.advance(result.step, f"loss {result.loss:.4f}  {speed:,.0f} tokens/s")
         if result.step % self._config.metrics.log_freq == 0 or result.step == 1:
             self._log(result)
+            self._since_last_log.clear()
 
     def validated(self, step: int, loss: float) -> None:
         """Log a validation loss."""
-        if not self._writes:
-            return
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step:6}  validation loss {loss:.4f}")
 
-    def finish(self, step: int) -> None:
-        """Close everything and say where the results are."""
-        if not self._writes:
-            return
+    def finish(self, step: int, checkpoint: Path | None) -> None:
+        """Close everything and say where the results are, the last checkpoint among them."""
         self._console.stop_progress()
         if self._metrics is not None:
             self._metrics.close()
         for tracker in self._trackers:
             tracker.close()
         self.say(f"{'done':12}{step} steps; metrics in {self._folder.path / 'metrics.jsonl'}")
-        if self._config.checkpoint.enable_checkpoint:
-            checkpoint = self._folder.path / self._config.checkpoint.folder / f"step-{step}"
+        if checkpoint is not None:
             self.say(f"{'checkpoint':12}{checkpoint}")
             self.say(f"{'try it':12}stageline generate --checkpoint {self._folder.path} --prompt 'The '")
 
@@ -101,11 +99,10 @@ class Reporter:
         )
 
     def _log(self, result: StepResult) -> None:
-        """A row with the averages over the steps since the last one, where a single step would mislead."""
-        step, since = self._last_log
-        now = time.perf_counter()
-        self._last_log = (result.step, now)
-        seconds = (now - since) / (result.step - step)
+        """A row with times averaged over the steps since the last one, where a single step would mislead."""
+        steps = len(self._since_last_log)
+        seconds = sum(each.seconds for each in self._since_last_log) / steps
+        data_seconds = sum(each.data_seconds for each in self._since_last_log) / steps
         tokens_per_second = self._plan.tokens_per_step / seconds
         ranks = self._plan.layout.world_size
         flops = self._plan.flops_per_token * tokens_per_second / ranks
@@ -118,7 +115,7 @@ class Reporter:
                 "tokens": result.tokens,
                 "tokens_per_second": tokens_per_second,
                 "step_seconds": seconds,
-                "data_seconds": result.data_seconds,
+                "data_seconds": data_seconds,
                 "mfu": None if self._peak is None else flops / self._peak,
                 "memory_bytes": _memory_bytes(self._device),
                 "skipped": result.skipped,
@@ -131,8 +128,8 @@ class Reporter:
             )
 
     def _write(self, row: dict[str, Any]) -> None:
-        assert self._metrics is not None
-        self._metrics.write(row)
+        if self._metrics is not None:
+            self._metrics.write(row)
         values = {key: float(value) for key, value in row.items() if key != "step" and value is not None}
         for tracker in self._trackers:
             tracker.log(row["step"], values)

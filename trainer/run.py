@@ -61,8 +61,9 @@ class Run:
             layout=str(plan.layout.dimensions),
             device=process.device,
         )
+        self._saving = Checkpoints(self._checkpoints, self._state, config.training.steps, process.progress)
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
-        self._timelines = Timelines(config.profiling, recorder, plan, folder.path)
+        self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
         self._validation = self._build_validation(plan, tokenizer)
 
     def resume(self) -> None:
@@ -81,17 +82,14 @@ class Run:
         listeners: list[Listener] = [self._timelines, self._reporter, self._profiler]
         if self._validation is not None:
             listeners.append(self._validation)
-        saving = Checkpoints(
-            self._checkpoints, self._state, self._config.training.steps, self._process.progress
-        )
-        self._loop.run([*listeners, saving])
+        self._loop.run([*listeners, self._saving])
 
     def finish(self) -> None:
         """Say how it went; close what is open."""
         self._process.progress.phase("finishing", patient=True)
         self._profiler.close()
         self._loader.close()
-        self._reporter.finish(self._loop.step)
+        self._reporter.finish(self._loop.step, self._saving.latest)
 
     def _build_validation(self, plan: Plan, tokenizer: Tokenizer) -> Validation | None:
         if plan.validation is None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Watchdog:
         self._progress = progress
         self._limits = limits
         self._record = record
+        self.before_last_words: list[Callable[[], None]] = []
         self._stopped = threading.Event()
         self._neighbour_beat: tuple[str, float] = ("", time.monotonic())
         self._main_thread = threading.main_thread().ident
@@ -219,6 +221,11 @@ class Watchdog:
         logger.debug("ending: %s", failure.text())
         self._record.parent.mkdir(parents=True, exist_ok=True)
         self._record.write_text(json.dumps(asdict(failure), indent=1) + "\n")
+        for call in self.before_last_words:
+            # Bounded: what is called may need a lock that the stuck main thread holds.
+            helper = threading.Thread(target=call, daemon=True)
+            helper.start()
+            helper.join(timeout=1.0)
         print(failure.text(), file=sys.stderr, flush=True)
 
     def _wait_for(self, key: str, seconds: float) -> bool:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo  # else every forked rank that uses FSDP or an optimizer imports it itself, for seconds
 import torch.distributed as dist
 
 

@@ -18,7 +18,7 @@ LONGEST_DOCUMENT = 4 << 20
 """Bytes. A larger file is read as several documents of about this size, cut at line ends, so that neither memory
 nor the time to resume depends on the size of a file."""
 
-_PYTHON_DOCUMENT = 4 << 10
+_PYTHON_DOCUMENT = 2 << 10
 """Bytes. Files of the standard library are cut this short, so that the few sequences of a small batch come from
 several files and not all from one table of Unicode."""
 
