@@ -75,7 +75,8 @@ def _translate(key: str, given: Given, result: Translated, source: Mapping[str, 
     if value in UNAVAILABLE_VALUES.get(today, ()) and not isinstance(value, bool):
         _refuse(today, given, f"{literal(value)} is known from torchtitan, not available", None, result)
         return
-    if (today != key or value != given.value) and value is not None:
+    joined_later = today in _BETAS or today == _MICROBATCH_SIZE
+    if (today != key or value != given.value) and value is not None and not joined_later:
         result.notices.append(
             f"{given.source.place}: {_old(given)} is spelled {today} = {literal(value)} today"
         )

@@ -129,7 +129,8 @@ def _problem(location: tuple[int | str, ...], kind: str, message: str, values: V
     field = find_field(key)
     assert field is not None
     value = values[key].value
-    return Problem((key,), _what(kind, message, value), allowed(field), _meant(field, key, value))
+    in_entry = any(isinstance(part, int) for part in location) and kind != "missing"
+    return Problem((key,), _what(kind, message, value, in_entry), allowed(field), _meant(field, key, value))
 
 
 def _given_key(key: str, table: str, values: Values) -> str:
@@ -139,12 +140,12 @@ def _given_key(key: str, table: str, values: Values) -> str:
     return next(each for each in values if each == table or each.startswith(f"{key}."))
 
 
-def _what(kind: str, message: str, value: object) -> str:
+def _what(kind: str, message: str, value: object, in_entry: bool) -> str:
     if kind in _OUT_OF_BOUNDS:
-        return _OUT_OF_BOUNDS[kind]
+        return f"holds an entry that {_OUT_OF_BOUNDS[kind]}" if in_entry else _OUT_OF_BOUNDS[kind]
     if kind in _NEEDED:
         needed = _NEEDED[kind]
-        if isinstance(value, list) and needed != "list":
+        if in_entry:
             return f"holds an entry that is no {needed}"
         return f"{_KINDS.get(type(value), 'this')} is no {needed}"
     return message

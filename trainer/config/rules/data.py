@@ -64,7 +64,7 @@ def tokenizer_path_exists(config: Config, _world_size: int | None) -> Iterator[P
         ("model.tokenizer_path",),
         "there is no such file",
         'a tokenizer file, "byte", or unset for one trained on the corpus',
-        nearest_file(name) or nearest(name, [_BYTE_TOKENIZER]),
+        nearest(name, [_BYTE_TOKENIZER]) or nearest_file(name),
     )
 
 
