@@ -1,5 +1,7 @@
 """Auto: never longer than the best of the others under the same cap, within every cap, deterministic."""
 
+import itertools
+import random
 import time
 
 import pytest
@@ -7,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelisms.pipeline.actions import Kind
-from parallelisms.pipeline.errors import ScheduleError
+from parallelisms.pipeline.errors import DeadlockError, ScheduleError
 from parallelisms.pipeline.factory import build_schedule
 from parallelisms.pipeline.schedules import auto
 from parallelisms.pipeline.schedules.auto import FAMILY
 from parallelisms.pipeline.schedules.catalogue import FAMILIES
+from parallelisms.pipeline.schedules.operations import Operations
 from parallelisms.pipeline.setting import Costs, Placement, Setting
+from parallelisms.pipeline.simulate import simulate
 from tests.pipeline.settings import costs, shared_equally
 
 
@@ -58,6 +62,53 @@ def test_auto_is_never_longer_than_the_best_of_the_others_under_the_same_cap(set
 @settings(max_examples=60, deadline=None)
 def test_auto_is_never_longer_than_the_best_of_the_others_in_larger_settings(setting):
     check(setting)
+
+
+def orders_of_one_stage(operations, stage):
+    """All orders of F, I and W of a stage in which each follows its own cause and microbatches keep theirs."""
+
+    def extend(order, done):
+        if len(order) == 3 * operations.microbatches:
+            yield list(order)
+        for kind in range(3):
+            before = operations.microbatches if kind == 0 else done[kind - 1]
+            if done[kind] < before:
+                number = operations.number(kind, stage, done[kind])
+                after = [count + (each == kind) for each, count in enumerate(done)]
+                yield from extend([*order, number], after)
+
+    return extend([], [0, 0, 0])
+
+
+def shortest_of_all(setting):
+    """The shortest step of all orders within the cap, one stage per rank, by trying them."""
+    operations = Operations.of(setting, setting.memory_cap)
+    ranks = [
+        [
+            order
+            for order in orders_of_one_stage(operations, rank)
+            if operations.peaks([order])[0] <= operations.capacity[rank]
+        ]
+        for rank in range(setting.ranks)
+    ]
+    shortest = float("inf")
+    for orders in itertools.product(*ranks):
+        try:
+            prediction = simulate(operations.actions(orders), setting.placement, setting.costs)
+        except DeadlockError:
+            continue
+        shortest = min(shortest, prediction.step)
+    return shortest
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "cap"), [(2, 3, None), (2, 3, 2.0), (3, 2, None)])
+def test_auto_is_the_shortest_of_all_orders_where_all_can_be_tried(ranks, microbatches, cap):
+    chance = random.Random(ranks * microbatches)
+    for _ in range(2):
+        times = Costs(*(tuple(chance.uniform(0.3, 1.5) for _ in range(ranks)) for _ in range(3)))
+        setting = Setting(Placement.looped(ranks, 1), microbatches, times, cap)
+        step = build_schedule("Auto", setting).prediction.step
+        assert step == pytest.approx(shortest_of_all(setting), rel=1e-5)
 
 
 @pytest.mark.parametrize("placement", [Placement.looped(3, 1), Placement.looped(3, 4), Placement.v_shaped(3)])
