@@ -56,6 +56,7 @@ CASES = [
     (pipeline.stages_per_rank_fit_the_schedule, [*ranks(2), *INTERLEAVED, f"{PP}stages_per_rank", "3"], [*ranks(2), *INTERLEAVED, f"{PP}stages_per_rank", "1"], "2 or more"),
     (pipeline.stages_per_rank_fit_the_schedule, [*ranks(2), f"{PP}schedule", "ZBVZeroBubble", f"{PP}stages_per_rank", "2"], [*ranks(2), f"{PP}schedule", "ZBVZeroBubble", f"{PP}stages_per_rank", "3"], "allowed: 2"),
     (pipeline.stages_per_rank_fit_the_schedule, [*ranks(2), *INTERLEAVED, f"{PP}split_points", "layers.2,layers.4,layers.6"], [*ranks(2), f"{PP}split_points", "layers.2,layers.4,layers.6"], "2 stages per rank"),
+    (pipeline.stages_per_rank_fit_the_schedule, [*INTERLEAVED, f"{PP}stages_per_rank", "1"], [f"{PP}schedule", "V-Min", f"{PP}stages_per_rank", "1"], "allowed: 2"),
     (pipeline.stages_per_rank_fit_the_schedule, [*INTERLEAVED], [f"{PP}split_points", "layers.2"], "1F1B does not exist with 2 stages"),
     (pipeline.every_stage_has_a_layer, ranks(8), ranks(9), "more stages than the model's 8 layers; allowed: 1 to 8"),
     (pipeline.every_stage_has_a_layer, [*ranks(4), *INTERLEAVED], [*ranks(5), *INTERLEAVED], "5 ranks × 2 stages per rank"),

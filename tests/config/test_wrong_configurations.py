@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.config.reports import report_of, run_python
+from trainer.config import legacy
+from trainer.config.describe import fields
+from trainer.config.load import load
+from trainer.config.rules import check
+from trainer.errors import ConfigurationError
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
@@ -131,3 +138,35 @@ def test_the_program_ends_with_exit_code_2_and_one_line_without_traceback(name: 
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+KEYS = [
+    *(key for key, _ in fields()),
+    *(*legacy.RENAMED, *legacy.CONVERTED, *legacy.UNAVAILABLE, *legacy.GOVERNED, *legacy.TABLES),
+    *("model.override.dim", "model.override.rope_scaling", "model.override", "training", "x", "x.y.z", "training.steps.x"),
+    *("optimizer.beta1", "experimental.pipeline_parallel_microbatch_size"),
+]  # fmt: skip
+VALUES = st.recursive(
+    st.sampled_from(
+        ["3", "-1", "0", "1.5", "nan", "true", '""', '"layers.2"', "1979-05-27", "many", "none", "[", "{"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | inner.map(lambda item: f"{{a = {item}}}")
+    ),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=4), st.none() | st.integers(1, 9)
+)
+def test_whatever_value_any_key_gets_there_is_a_configuration_or_a_report(
+    pairs: list[tuple[str, str]], world_size: int | None
+) -> None:
+    arguments = [f"--{key}={value}" for key, value in pairs]
+    try:
+        check(load(arguments).config, world_size)
+    except ConfigurationError as error:
+        assert all(line.startswith(("command line: ", "train_configs/")) for line in str(error).splitlines())

@@ -107,8 +107,8 @@ def stages_per_rank_fit_the_schedule(config: Config, _world_size: int | None) ->
         return
     stages = _explicit_stages(config)
     each = config.experimental.pipeline_parallel_stages_per_rank if stages is None else stages // ranks
-    if each is None or (each == 1 and ranks == 1):
-        return
+    if each is None or (each == 1 and ranks == 1 and family.placement != "v"):
+        return  # one stage on one rank is no pipeline, whatever the schedule
     if family.single_stage:
         wrong, allowed = each != 1, "1, or a schedule with several, such as Interleaved1F1B"
     elif family.placement == "v":
