@@ -123,9 +123,9 @@ def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: Run
         if process.rank == 0:
             training = config.training
             source = open_source(training.dataset, training.dataset_path, training.text_column)
-            debug_tokenizer(folder.path, plan.sizes.vocab_size, source)
+            debug_tokenizer(folder.tokenizer, plan.sizes.vocab_size, source)
         dist.barrier()
-        path = folder.path / "tokenizer.model"
+        path = folder.tokenizer
     tokenizer = load_tokenizer(path)
     if tokenizer.vocab_size > plan.sizes.vocab_size:
         raise ConfigurationError(
