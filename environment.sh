@@ -16,7 +16,7 @@ sys.exit(sys.version_info < (3, 11) or any(importlib.util.find_spec(name) is Non
 # set_up EXTRAS MODULE...: EXTRAS as pip writes them, "" or "[test,dev]"; MODULEs are what must be there
 set_up() {
   local extras=$1; shift
-  local modules=(torch numpy tomli tomli_w pydantic pydantic_settings datasets sentencepiece tokenizers tiktoken rich tensorboard "$@")
+  local modules=(torch numpy tomli tomli_w pydantic datasets sentencepiece tokenizers tiktoken rich tensorboard "$@")
   for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" python3 "$here/.venv/bin/python"; do
     if [[ -n $python ]] && command -v "$python" >/dev/null && has_modules "$python" "${modules[@]}"; then return; fi
   done
