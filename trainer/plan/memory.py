@@ -1,33 +1,130 @@
-"""Bytes of a rank's training state: parameters, gradients, optimizer."""
+"""The memory of a rank through a step, part by part, at the moment at which most is alive.
+
+Counted is what the program asks for. What the allocator, the libraries and the driver take beside that is not
+known beforehand; `accelerators.USABLE` leaves room for it. Where the model is not cut into stages and FSDP
+releases parameters between forward and backward, the layers that are gathered at a time are counted, not each
+at its time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from parallelisms.layout import Layout
+from models.activations import Kernels
+from trainer.plan.activations import stage_activations
+from trainer.plan.state import StageParameters, StateBytes
+from trainer.plan.walk import Moment, StageMemory, walk
 
-_FP32 = 4
+if TYPE_CHECKING:
+    from trainer.plan.plan import Plan
+
+__all__ = ["Moment", "RankMemory", "forecast_memory", "fullest", "peak_without_checkpointing"]
 
 
 @dataclass(frozen=True)
-class StateBytes:
-    """Bytes that a rank keeps for its stages through the whole run."""
+class RankMemory:
+    """The memory of each rank at one place of the pipeline, in bytes.
 
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
-
-
-def state_bytes(parameters_of_stages: Sequence[int], layout: Layout) -> StateBytes:
-    """State of one rank that owns stages with so many parameters each.
-
-    Parameters, gradients and both moments of Adam are kept in fp32 and divided among the shard ranks; what a
-    rank keeps of each parameter is rounded up to whole rows, which is not counted here.
+    Attributes:
+        state: parameters, gradients and optimizer, wherever they are kept.
+        activations: the most that is held for backwards at once.
+        peak: the moment at which most is alive on the device, and what that is.
+        host: what is kept in the host's memory.
     """
-    share = -(-sum(parameters_of_stages) // layout.shard)
-    return StateBytes(share * _FP32, share * _FP32, 2 * share * _FP32)
+
+    state: StateBytes
+    activations: int
+    peak: Moment
+    host: int
+
+
+def forecast_memory(plan: Plan, kernels: Kernels = Kernels.ACCELERATOR) -> tuple[RankMemory, ...]:
+    """The memory of the ranks at each place of the pipeline, in order."""
+    return tuple(_forecast_rank(plan, rank, kernels) for rank in range(plan.layout.pipeline))
+
+
+def peak_without_checkpointing(plan: Plan) -> int:
+    """Peak bytes of the fullest rank if no layer were computed again. The schedule stays as it is."""
+    without = replace(plan, parallelism=replace(plan.parallelism, checkpointing="none"))
+    return max(rank.peak.total for rank in forecast_memory(without))
+
+
+def _forecast_rank(plan: Plan, rank: int, kernels: Kernels) -> RankMemory:
+    owned = plan.schedule.placement.stages_of(rank)
+    state = plan.bytes_of_rank[rank]
+    offloaded = plan.parallelism.cpu_offload
+    walked = walk(
+        plan.schedule.actions[rank],
+        {index: _stage_memory(plan, index, kernels) for index in owned},
+        StateBytes(0, 0, 0) if offloaded else state,
+        plan.rows,
+        continues=plan.accumulation > 1,
+        always=sum(_gathered_always(plan, index) for index in owned),
+    )
+    return RankMemory(state, walked.activations, walked.peak, state.total if offloaded else 0)
+
+
+def _parameters(plan: Plan, index: int) -> StageParameters:
+    return StageParameters.of(plan.sizes, plan.stages[index].modules, plan.layout.shard)
+
+
+def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
+    parameters = _parameters(plan, index)
+    parallelism, formats = plan.parallelism, plan.formats
+    kept = parallelism.sharded and parallelism.keep_gathered
+    gathered = parameters.whole * formats.compute_bytes
+    return StageMemory(
+        activations=stage_activations(
+            plan.sizes,
+            plan.stages[index].modules,
+            first=index == 0,
+            seq_len=plan.seq_len,
+            formats=formats,
+            parallelism=parallelism,
+            kernels=kernels,
+        ),
+        gradients=0 if parallelism.cpu_offload else parameters.state.gradients,
+        gathered=gathered if kept else 0,
+        gather_buffer=gathered if kept and plan.layout.shard > 1 else 0,
+        unreduced=_unreduced(plan, parameters) if parallelism.sharded else 0,
+        reduce_buffer=max(parameters.largest_layer, parameters.rest.whole) * formats.reduction_bytes,
+        first=index == 0,
+        last=index == len(plan.stages) - 1,
+    )
+
+
+def _completes_at_once(plan: Plan) -> bool:
+    """Whether a single backward makes all gradients of the step, so that none waits for others."""
+    return plan.microbatches * plan.accumulation == 1 and not plan.splits_backward
+
+
+def _unreduced(plan: Plan, parameters: StageParameters) -> int:
+    """Whole gradients that wait. They are added up in the reduction's format; those of a single backward are in
+    the compute format, and only one layer's and those that belong to no layer are there at a time."""
+    if _completes_at_once(plan):
+        at_a_time = parameters.largest_layer + parameters.rest.whole
+        return at_a_time * (plan.formats.compute_bytes + plan.formats.reduction_bytes)
+    return parameters.whole * plan.formats.reduction_bytes
+
+
+def _gathered_always(plan: Plan, index: int) -> int:
+    """Gathered parameters of a stage that is not gathered as a whole by the schedule.
+
+    In a single backward: the layer in use, the next one and the buffer it is gathered into, and what belongs
+    to no layer. Between several backwards FSDP keeps all parameters.
+    """
+    parallelism = plan.parallelism
+    if not parallelism.sharded or parallelism.keep_gathered:
+        return 0
+    parameters = _parameters(plan, index)
+    if not _completes_at_once(plan):
+        return parameters.whole * plan.formats.compute_bytes
+    layers = min(3, len(parameters.layers)) * parameters.largest_layer
+    return (parameters.rest.whole + layers) * plan.formats.compute_bytes
+
+
+def fullest(ranks: Sequence[RankMemory]) -> int:
+    """The index of the rank with the highest peak, the first of equals."""
+    return max(range(len(ranks)), key=lambda rank: ranks[rank].peak.total)

@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from models.registry import configured_sizes
 from parallelisms.layout import Layout, Parallelism
+from parallelisms.pipeline.actions import Kind
 from parallelisms.pipeline.errors import ScheduleError
 from parallelisms.pipeline.factory import PipelineSchedule, build_schedule
 from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement, Setting
-from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
-from trainer.plan.memory import StateBytes, state_bytes
+from trainer.plan.formats import Formats
 from trainer.plan.resolve import microbatches_of, resolve_layout
+from trainer.plan.stages import StagePlan, plan_stages, split_modules, stage_costs
+from trainer.plan.state import StageParameters, StateBytes, state_bytes
 
-
-@dataclass(frozen=True)
-class StagePlan:
-    """One stage: its modules, the pipeline rank that owns it, its parameters, and its share of the work."""
-
-    index: int
-    owner: int
-    modules: tuple[str, ...]
-    parameters: int
-    flops_per_token: int  # forward and backward
+__all__ = ["Plan", "StagePlan", "ValidationPlan", "make_plan", "split_rows", "state_of_ranks"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +57,10 @@ class Plan:
     bytes_of_rank: tuple[StateBytes, ...]  # by pipeline rank
     validation: ValidationPlan | None
     notes: tuple[str, ...]
+    formats: Formats
+    steps: int  # of the whole run
+    costs: Costs  # of each stage, with which the schedule is timed
+    measured_costs: bool  # whether they are seconds that were measured, not FLOPs per token
 
     @property
     def microbatches(self) -> int:
@@ -88,40 +85,34 @@ class Plan:
         return sum(stage.flops_per_token for stage in self.stages)
 
     @property
+    def recomputed_flops_per_token(self) -> int:
+        """FLOPs of forwards that activation checkpointing does again; not among the model's."""
+        return sum(stage.recomputed_flops_per_token for stage in self.stages)
+
+    @property
+    def flops_per_step(self) -> int:
+        """Model FLOPs of a step, over all ranks."""
+        return self.flops_per_token * self.tokens_per_step
+
+    @property
+    def mfu_ceiling(self) -> float:
+        """The model FLOPs utilisation if every kernel ran at the peak: what the bubble and what is recomputed
+        leave of it."""
+        useful = self.flops_per_token / (self.flops_per_token + self.recomputed_flops_per_token)
+        return (1 - self.schedule.prediction.step_bubble) * useful
+
+    @property
     def splits_backward(self) -> bool:
         """Whether any rank computes weight gradients apart from input gradients."""
-        return any(action.kind.value == "W" for actions in self.schedule.actions for action in actions)
+        return any(
+            action.kind is Kind.BACKWARD_WEIGHT for actions in self.schedule.actions for action in actions
+        )
 
     def sections(self) -> dict[str, Any]:
         """The plan as plain data, by what it is about; the text of plan.json."""
-        schedule = self.schedule
-        return {
-            "model": {
-                "name": self.model,
-                "sizes": asdict(self.sizes),
-                "parameters": self.parameters,
-                "flops_per_token": self.flops_per_token,
-            },
-            "mesh": dict(self.layout.dimensions),
-            "parallelism": asdict(self.parallelism),
-            "batch": {
-                "batch_size": self.batch_size,
-                "seq_len": self.seq_len,
-                "microbatch_rows": list(self.rows),
-                "accumulation": self.accumulation,
-                "global_batch_size": self.global_batch_size,
-                "tokens_per_step": self.tokens_per_step,
-            },
-            "stages": [asdict(stage) for stage in self.stages],
-            "bytes_per_rank": [asdict(rank) for rank in self.bytes_of_rank],
-            "schedule": {
-                "name": schedule.name,
-                "prediction": _prediction_data(schedule),
-                "actions": [" ".join(map(str, actions)) for actions in schedule.actions],
-            },
-            "validation": None if self.validation is None else _validation_data(self.validation),
-            "notes": list(self.notes),
-        }
+        from trainer.plan.sections import sections_of
+
+        return sections_of(self)
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
@@ -129,45 +120,69 @@ class Plan:
         return {name: _digest(section) for name, section in self.sections().items()}
 
 
-def make_plan(config: Config, world_size: int) -> Plan:
+# Makes schedules: `build_schedule`, or something that remembers what that made.
+Builder = Callable[..., PipelineSchedule]
+
+
+def make_plan(
+    config: Config, world_size: int, *, costs: Costs | None = None, build: Builder = build_schedule
+) -> Plan:
     """Plan a job of `world_size` ranks.
 
     The configuration must have passed `trainer.config.rules`. Raises ConfigurationError where what it asks for
     turns out impossible only here (a schedule that cannot be proven, for instance).
+
+    Args:
+        config: the configuration.
+        world_size: ranks of the job.
+        costs: of each stage, measured; None: from the operations that it has to do.
+        build: makes the schedules.
     """
     try:
-        return _make_plan(config, world_size)
+        return _make_plan(config, world_size, costs, build)
     except ScheduleError as error:
         raise ConfigurationError(f"[experimental]: {error}") from error
 
 
-def _make_plan(config: Config, world_size: int) -> Plan:
+def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Builder) -> Plan:
+    training = config.training
     layout = resolve_layout(config, world_size)
     model = config.model
     sizes = configured_sizes(model.name, model.flavor, model.norm_type, model.override)
-    split, placement = _split(config, sizes, layout)
-    stages = _stages(config, sizes, split, placement)
-    batch_size = config.training.batch_size
-    microbatches, notes = microbatches_of(config, placement.stages)
+    split, placement = split_modules(config, sizes, layout)
     parallelism = _parallelism(config, layout)
-    schedule = _schedule(config, placement, stages, microbatches, parallelism, forward_only=False)
+    stages = plan_stages(sizes, training.seq_len, split, placement, parallelism)
+    microbatches, notes = microbatches_of(config, placement.stages)
+    scheduler = _Scheduler(config, placement, _costs(costs, stages), parallelism, build)
     return Plan(
         model=f"{config.model.name} {config.model.flavor}",
         sizes=sizes,
         layout=layout,
         parallelism=parallelism,
         stages=stages,
-        schedule=schedule,
-        batch_size=batch_size,
-        seq_len=config.training.seq_len,
-        rows=split_rows(batch_size, microbatches),
+        schedule=scheduler.schedule(microbatches),
+        batch_size=training.batch_size,
+        seq_len=training.seq_len,
+        rows=split_rows(training.batch_size, microbatches),
         accumulation=_accumulation(config, layout),
-        bytes_of_rank=tuple(
-            state_bytes([stages[stage].parameters for stage in placement.stages_of(rank)], layout)
-            for rank in range(layout.pipeline)
-        ),
-        validation=_validation(config, placement, stages, microbatches, parallelism),
+        bytes_of_rank=state_of_ranks(sizes, stages, placement, layout),
+        validation=_validation(config, microbatches, scheduler),
         notes=notes,
+        formats=Formats(training.mixed_precision_param, training.mixed_precision_reduce),
+        steps=training.steps,
+        costs=scheduler.costs,
+        measured_costs=costs is not None,
+    )
+
+
+def state_of_ranks(
+    sizes: Any, stages: tuple[StagePlan, ...], placement: Placement, layout: Layout
+) -> tuple[StateBytes, ...]:
+    """The training state of the ranks at each place of the pipeline."""
+    parameters = [StageParameters.of(sizes, stage.modules, layout.shard) for stage in stages]
+    return tuple(
+        state_bytes([parameters[stage] for stage in placement.stages_of(rank)])
+        for rank in range(layout.pipeline)
     )
 
 
@@ -177,56 +192,36 @@ def split_rows(batch_size: int, microbatches: int) -> tuple[int, ...]:
     return tuple(each + (index < more) for index in range(microbatches))
 
 
-def _split(config: Config, sizes: Any, layout: Layout) -> tuple[StageSplit, Placement]:
-    """Which modules form which stage, and which rank owns it."""
-    experimental = config.experimental
-    points = experimental.pipeline_parallel_split_points
-    per_stage = experimental.pipeline_parallel_layers_per_stage
-    schedule = find(experimental.pipeline_parallel_schedule)
-    modules = sizes.modules()
-    if points or per_stage is not None:
-        split = split_at(modules, points) if per_stage is None else split_by_layers(modules, per_stage)
-        return split, schedule.place(layout.pipeline, stages_per_rank(len(split.stages), layout.pipeline))
-    each = experimental.pipeline_parallel_stages_per_rank
-    alone = layout.pipeline == 1 and each is None
-    placement = Placement.looped(1, 1) if alone else schedule.place(layout.pipeline, each)
-    costs = [float(sizes.flops_per_token(config.training.seq_len, name)) for name in modules]
-    return split_balanced(modules, costs, placement.stages), placement
+@dataclass(frozen=True)
+class _Scheduler:
+    """Makes the schedules of one configuration."""
 
+    config: Config
+    placement: Placement
+    costs: Costs
+    parallelism: Parallelism
+    build: Builder
 
-def _stages(config: Config, sizes: Any, split: StageSplit, placement: Placement) -> tuple[StagePlan, ...]:
-    seq_len = config.training.seq_len
-    return tuple(
-        StagePlan(
-            index=index,
-            owner=placement.owners[index],
-            modules=names,
-            parameters=sum(sizes.parameter_count(name) for name in names),
-            flops_per_token=sum(sizes.flops_per_token(seq_len, name) for name in names),
+    def schedule(self, microbatches: int, *, forward_only: bool = False) -> PipelineSchedule:
+        experimental = self.config.experimental
+        return self.build(
+            experimental.pipeline_parallel_schedule,
+            Setting(self.placement, microbatches, self.costs, experimental.pipeline_parallel_memory_limit),
+            csv=experimental.pipeline_parallel_schedule_csv,
+            sharded=self.parallelism.sharded and self.parallelism.keep_gathered,
+            forward_only=forward_only,
         )
-        for index, names in enumerate(split.stages)
-    )
 
 
-def _schedule(
-    config: Config,
-    placement: Placement,
-    stages: tuple[StagePlan, ...],
-    microbatches: int,
-    parallelism: Parallelism,
-    *,
-    forward_only: bool,
-) -> PipelineSchedule:
-    # Forward, input and weight gradient cost the same number of operations in a matrix product.
-    third = tuple(stage.flops_per_token / 3 for stage in stages)
-    limit = config.experimental.pipeline_parallel_memory_limit
-    return build_schedule(
-        config.experimental.pipeline_parallel_schedule,
-        Setting(placement, microbatches, Costs(third, third, third), limit),
-        csv=config.experimental.pipeline_parallel_schedule_csv,
-        sharded=parallelism.sharded and parallelism.keep_gathered,
-        forward_only=forward_only,
-    )
+def _costs(measured: Costs | None, stages: tuple[StagePlan, ...]) -> Costs:
+    if measured is None:
+        return stage_costs(stages)
+    if len(measured.forward) != len(stages):
+        raise ConfigurationError(
+            f"the measured costs are those of {len(measured.forward)} stages, and the plan has {len(stages)}: "
+            "measure with the stages that are to be planned"
+        )
+    return measured
 
 
 def _parallelism(config: Config, layout: Layout) -> Parallelism:
@@ -247,13 +242,7 @@ def _accumulation(config: Config, layout: Layout) -> int:
     return 1 if asked is None else asked // (config.training.batch_size * layout.data_ranks)
 
 
-def _validation(
-    config: Config,
-    placement: Placement,
-    stages: tuple[StagePlan, ...],
-    microbatches: int,
-    parallelism: Parallelism,
-) -> ValidationPlan | None:
+def _validation(config: Config, microbatches: int, scheduler: _Scheduler) -> ValidationPlan | None:
     if not config.validation.enable:
         return None
     batch_size = config.validation.batch_size or config.training.batch_size
@@ -262,27 +251,8 @@ def _validation(
         batch_size=batch_size,
         seq_len=config.validation.seq_len or config.training.seq_len,
         rows=rows,
-        schedule=_schedule(config, placement, stages, len(rows), parallelism, forward_only=True),
+        schedule=scheduler.schedule(len(rows), forward_only=True),
     )
-
-
-def _prediction_data(schedule: PipelineSchedule) -> dict[str, Any]:
-    prediction = schedule.prediction
-    return {
-        "step": prediction.step,
-        "bound": prediction.bound,
-        "step_bubble": prediction.step_bubble,
-        "peak_activations": list(prediction.peak_activations),
-    }
-
-
-def _validation_data(validation: ValidationPlan) -> dict[str, Any]:
-    return {
-        "batch_size": validation.batch_size,
-        "seq_len": validation.seq_len,
-        "microbatch_rows": list(validation.rows),
-        "actions": [" ".join(map(str, actions)) for actions in validation.schedule.actions],
-    }
 
 
 def _digest(section: Any) -> str:

@@ -1,0 +1,80 @@
+"""Bytes that one stage holds of one microbatch between its forward and the end of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.activations import Kernels, Saved, saved_by
+from models.sizes import Sizes
+from parallelisms.layout import Parallelism
+from parallelisms.pipeline.split import is_layer
+from trainer.plan.formats import Formats, is_recomputed
+
+
+@dataclass(frozen=True)
+class StageActivations:
+    """Bytes of one stage, each for one sequence of a microbatch unless said.
+
+    Attributes:
+        held: from the forward to the backward, the stage's input included.
+        held_once: the same for each microbatch whatever its number of sequences.
+        deferred: from the gradient of the input to that of the weights.
+        temporary: the most that the backward needs beside that; a recomputed layer is in it.
+        layer_temporary: the same of its layers alone, without the loss.
+        forward_temporary: the same of the forward.
+        boundary: a hidden state between two stages, or its gradient.
+    """
+
+    held: int
+    held_once: int
+    deferred: int
+    temporary: int
+    layer_temporary: int
+    forward_temporary: int
+    boundary: int
+
+    def held_of(self, rows: int) -> int:
+        """What a microbatch of `rows` sequences holds."""
+        return self.held * rows + self.held_once
+
+
+def stage_activations(
+    sizes: Sizes,
+    modules: Sequence[str],
+    *,
+    first: bool,
+    seq_len: int,
+    formats: Formats,
+    parallelism: Parallelism,
+    kernels: Kernels,
+) -> StageActivations:
+    """What a stage of these modules holds; `first` is whether it gets tokens and not hidden states."""
+    element = formats.compute_bytes
+    kinds: dict[str, Saved] = {}
+    held = deferred = temporary = layer_temporary = forward_temporary = once = 0
+    for position, module in enumerate(modules):
+        again = is_recomputed(module, parallelism)
+        kind = module.partition(".")[0]  # all layers are alike
+        if kind not in kinds:
+            kinds[kind] = saved_by(sizes, module, element, kernels)
+        saved = kinds[kind]
+        held += saved.input if again else saved.whole
+        if position == 0 and not first and not again and not saved.holds_input:
+            held += element * sizes.dim
+        deferred += saved.deferred
+        needed = saved.temporary + (saved.inside if again else 0)
+        temporary = max(temporary, needed)
+        if is_layer(module):
+            layer_temporary = max(layer_temporary, needed)
+        forward_temporary = max(forward_temporary, saved.forward_temporary)
+        once = max(once, saved.per_sequence)
+    return StageActivations(
+        held=held * seq_len,
+        held_once=once * seq_len,
+        deferred=deferred * seq_len,
+        temporary=temporary * seq_len,
+        layer_temporary=layer_temporary * seq_len,
+        forward_temporary=forward_temporary * seq_len,
+        boundary=element * sizes.dim * seq_len,
+    )

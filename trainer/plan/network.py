@@ -1,0 +1,93 @@
+"""Bytes that a rank sends in a step, by kind.
+
+A collective over n ranks is counted as its ring algorithm, which moves the least: for gathering and
+reduce-scattering each rank sends (n - 1)/n of the whole, for an all-reduce twice that. As much is received.
+Scalars (loss, norm, counted tokens) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parallelisms.pipeline.actions import Kind
+from trainer.plan.state import StageParameters
+
+if TYPE_CHECKING:
+    from trainer.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class RankTraffic:
+    """Bytes sent in one step by each rank at one place of the pipeline.
+
+    Attributes:
+        gather: parameters to the other shard ranks (FSDP).
+        reduce_scatter: gradients to the other shard ranks.
+        all_reduce: gradients, summed over replicas.
+        activations: to the ranks of next stages.
+        gradients: to the ranks of previous stages.
+    """
+
+    gather: int
+    reduce_scatter: int
+    all_reduce: int
+    activations: int = 0
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.gather + self.reduce_scatter + self.all_reduce + self.activations + self.gradients
+
+
+def forecast_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
+    """The traffic of the ranks at each place of the pipeline, in order."""
+    return tuple(
+        replace(traffic, **_messages(plan, rank)) for rank, traffic in enumerate(collective_traffic(plan))
+    )
+
+
+def collective_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
+    """The same without the messages between stages."""
+    parameters = [StageParameters.of(plan.sizes, stage.modules, plan.layout.shard) for stage in plan.stages]
+    placement = plan.schedule.placement
+    return tuple(
+        _collectives(plan, [parameters[index] for index in placement.stages_of(rank)])
+        for rank in range(plan.layout.pipeline)
+    )
+
+
+def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
+    shard, replicate = plan.layout.shard, plan.layout.replicate
+    reduced = sum(stage.share for stage in stages) * plan.formats.reduction_bytes
+    return RankTraffic(
+        gather=(shard - 1) * sum(_gathered(plan, stage) for stage in stages) * plan.formats.compute_bytes,
+        reduce_scatter=(shard - 1) * reduced,
+        all_reduce=2 * (replicate - 1) * reduced // replicate,
+    )
+
+
+def _messages(plan: Plan, rank: int) -> dict[str, int]:
+    """Bytes of activations and of gradients that go to other stages."""
+    boundary = plan.seq_len * plan.sizes.dim * plan.formats.compute_bytes * plan.accumulation
+    rows = {Kind.SEND_ACTIVATION: 0, Kind.SEND_GRADIENT: 0}
+    for action in plan.schedule.actions[rank]:
+        if action.kind in rows and action.microbatch is not None:
+            rows[action.kind] += plan.rows[action.microbatch]
+    return {
+        "activations": rows[Kind.SEND_ACTIVATION] * boundary,
+        "gradients": rows[Kind.SEND_GRADIENT] * boundary,
+    }
+
+
+def _gathered(plan: Plan, stage: StageParameters) -> int:
+    """How many numbers of its own share a rank gives to the others in a step.
+
+    Once, where parameters stay gathered. Otherwise each backward gathers all but the last layer again, which
+    stays from the forward; so does the first forward, while later ones find what the backward before left.
+    """
+    if plan.parallelism.keep_gathered:
+        return stage.share
+    again = stage.share - (stage.layers[-1].share if stage.layers else 0)
+    return stage.share + plan.microbatches * plan.accumulation * again

@@ -1,0 +1,133 @@
+"""How long a step takes on a named accelerator, as far as arithmetic tells.
+
+The schedule is timed with seconds instead of operations: matrix products run at `EFFICIENCY` of the peak, and a
+message takes its bytes divided by the bandwidth. To this comes the communication of data parallelism that
+computing cannot hide. It is an estimate: good for comparing layouts, not a promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parallelisms.layout import PIPELINE, REPLICATE, SHARD
+from parallelisms.pipeline.costs import scaled
+from parallelisms.pipeline.setting import Costs
+from parallelisms.pipeline.simulate import simulate
+from trainer.plan.accelerators import Accelerator
+from trainer.plan.network import RankTraffic, forecast_traffic
+from trainer.plan.nodes import Nodes
+from trainer.plan.stages import stage_costs
+
+if TYPE_CHECKING:
+    from trainer.plan.plan import Plan
+
+# What eager kernels of large models reach of the peak when nothing else holds them up; published runs are at
+# 0.35 to 0.55 with everything in it.
+EFFICIENCY = 0.5
+# The share of computing behind which a collective can hide: some of it starts or ends alone.
+_HIDDEN = 0.8
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Of one step, in seconds.
+
+    Attributes:
+        pipeline: the schedule with its bubble and its messages.
+        exposed: gathering and reducing that nothing hides.
+        tokens_per_second: of the whole job.
+        mfu: model FLOPs utilisation, of the dense bf16 peak.
+    """
+
+    pipeline: float
+    exposed: float
+    tokens_per_second: float
+    mfu: float
+
+    @property
+    def seconds(self) -> float:
+        return self.pipeline + self.exposed
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes per second that a rank sends in the collectives and messages of each dimension."""
+
+    shard: float
+    replicate: float
+    pipeline: float
+
+
+def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
+    """None where the accelerator's are not known.
+
+    A ring over several nodes is as fast as the network cards of the ranks that share a node together, but not
+    faster than the connection inside it.
+    """
+    inside, between = accelerator.intra_node_bandwidth, accelerator.inter_node_bandwidth
+    if inside is None or between is None:
+        return None
+
+    def of(name: str) -> float:
+        place = nodes.place(name)
+        return min(inside, place.in_node * between) if place.crosses_nodes else inside
+
+    pipeline = between if nodes.place(PIPELINE).crosses_nodes else inside
+    return Bandwidths(of(SHARD), of(REPLICATE), pipeline)
+
+
+def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
+    """The estimate for a plan; None where the accelerator's peak or bandwidths are not known."""
+    speeds = bandwidths(accelerator, nodes)
+    if speeds is None or accelerator.peak_flops is None:
+        return None
+    costs = costs_in_seconds(plan, accelerator, speeds)
+    schedule = plan.schedule
+    run = simulate(schedule.actions, schedule.placement, costs).step
+    pipeline = run * plan.accumulation
+    traffic = forecast_traffic(plan)
+    exposed = max(
+        exposed_collectives(plan, traffic[rank], speeds, costs) for rank in range(plan.layout.pipeline)
+    )
+    seconds = pipeline + exposed
+    return StepEstimate(
+        pipeline,
+        exposed,
+        plan.tokens_per_step / seconds,
+        plan.flops_per_step / (seconds * accelerator.peak_flops * plan.layout.world_size),
+    )
+
+
+def costs_in_seconds(plan: Plan, accelerator: Accelerator, speeds: Bandwidths) -> Costs:
+    """Seconds of each stage's work on one microbatch of the largest size, and of a message."""
+    assert accelerator.peak_flops is not None
+    tokens = max(plan.rows) * plan.seq_len
+    costs = scaled(stage_costs(plan.stages), tokens / (accelerator.peak_flops * EFFICIENCY))
+    message = tokens * plan.sizes.dim * plan.formats.compute_bytes / speeds.pipeline
+    return Costs(costs.forward, costs.backward_input, costs.backward_weight, message)
+
+
+def exposed_collectives(plan: Plan, traffic: RankTraffic, speeds: Bandwidths, costs: Costs) -> float:
+    """Seconds of data-parallel collectives in a step that no computing hides.
+
+    In a pipeline parameters are gathered before the first forward of a stage and gradients reduced after its
+    last backward: those of one stage at each end of the step have nothing beside them. Without a pipeline FSDP
+    gathers the next layer while one computes, and reduces beside the backward.
+    """
+    gather = traffic.gather / speeds.shard
+    reduce = traffic.reduce_scatter / speeds.shard + traffic.all_reduce / speeds.replicate
+    if plan.parallelism.keep_gathered:
+        return (gather + reduce) / max(1, len(plan.stages) // plan.layout.pipeline)
+    runs = plan.microbatches * plan.accumulation
+    forward = sum(costs.forward)
+    backward = sum(costs.backward_input) + sum(costs.backward_weight)
+    gathers = 1 + runs  # each about as long as the first
+    in_forward, in_backward = gather / gathers, gather * runs / gathers
+    layers = max(1, plan.sizes.n_layers)
+    first = in_forward / layers + reduce / layers
+    return (
+        first
+        + max(0.0, in_forward - _HIDDEN * forward)
+        + max(0.0, reduce - _HIDDEN * backward, in_backward + reduce - _HIDDEN * runs * backward)
+    )

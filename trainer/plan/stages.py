@@ -1,0 +1,73 @@
+"""Which modules form which stage, which rank owns it, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.sizes import Sizes
+from parallelisms.layout import Layout, Parallelism
+from parallelisms.pipeline.schedules.catalogue import find
+from parallelisms.pipeline.setting import Costs, Placement
+from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
+from trainer.config.schema import Config
+from trainer.plan.formats import is_recomputed
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: its modules, the pipeline rank that owns it, its parameters, and its share of the work."""
+
+    index: int
+    owner: int
+    modules: tuple[str, ...]
+    parameters: int
+    flops_per_token: int  # forward and backward
+    recomputed_flops_per_token: int = 0  # of forwards that activation checkpointing does again
+
+
+def split_modules(config: Config, sizes: Sizes, layout: Layout) -> tuple[StageSplit, Placement]:
+    """The modules of each stage and where the stages sit. Raises ScheduleError."""
+    experimental = config.experimental
+    points = experimental.pipeline_parallel_split_points
+    per_stage = experimental.pipeline_parallel_layers_per_stage
+    schedule = find(experimental.pipeline_parallel_schedule)
+    modules = sizes.modules()
+    if points or per_stage is not None:
+        split = split_at(modules, points) if per_stage is None else split_by_layers(modules, per_stage)
+        return split, schedule.place(layout.pipeline, stages_per_rank(len(split.stages), layout.pipeline))
+    each = experimental.pipeline_parallel_stages_per_rank
+    alone = layout.pipeline == 1 and each is None
+    placement = Placement.looped(1, 1) if alone else schedule.place(layout.pipeline, each)
+    costs = [float(sizes.flops_per_token(config.training.seq_len, name)) for name in modules]
+    return split_balanced(modules, costs, placement.stages), placement
+
+
+def plan_stages(
+    sizes: Sizes, seq_len: int, split: StageSplit, placement: Placement, parallelism: Parallelism
+) -> tuple[StagePlan, ...]:
+    """The stages in order."""
+    return tuple(
+        StagePlan(
+            index=index,
+            owner=placement.owners[index],
+            modules=names,
+            parameters=sum(sizes.parameter_count(name) for name in names),
+            flops_per_token=sum(sizes.flops_per_token(seq_len, name) for name in names),
+            # A forward is a third of forward and backward.
+            recomputed_flops_per_token=sum(
+                sizes.flops_per_token(seq_len, name) // 3
+                for name in names
+                if is_recomputed(name, parallelism)
+            ),
+        )
+        for index, names in enumerate(split.stages)
+    )
+
+
+def stage_costs(stages: Sequence[StagePlan]) -> Costs:
+    """Operations of each stage for one token: forward, input gradient and weight gradient cost the same number
+    in a matrix product, and what is recomputed comes before the input gradient."""
+    third = tuple(stage.flops_per_token / 3 for stage in stages)
+    again = tuple(cost + stage.recomputed_flops_per_token for cost, stage in zip(third, stages, strict=True))
+    return Costs(third, again, third)

@@ -1,0 +1,110 @@
+"""Bytes of a rank's training state: parameters, gradients, optimizer; and how FSDP groups parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from models.sizes import Sizes
+from parallelisms.pipeline.split import is_layer
+from trainer.plan.formats import STATE_BYTES
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes that a rank keeps for its stages through the whole run."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """What FSDP gathers and reduces at once: the parameters of one layer, or all that are in no layer.
+
+    Attributes:
+        whole: numbers in it.
+        share: numbers of it on each of the shard ranks, rows rounded up to be equal on all.
+        tensors: how many parameters it has.
+    """
+
+    whole: int
+    share: int
+    tensors: int
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[int, ...]], shard: int) -> ParameterGroup:
+        """Parameters are cut along their first dimension."""
+        listed = list(shapes)
+        shares = (-(-shape[0] // shard) * math.prod(shape[1:]) for shape in listed)
+        return cls(sum(map(math.prod, listed)), sum(shares), len(listed))
+
+
+@dataclass(frozen=True)
+class StageParameters:
+    """The parameters of one stage as FSDP groups them; `rest` are those in no layer."""
+
+    layers: tuple[ParameterGroup, ...]
+    rest: ParameterGroup
+
+    @property
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        return (*self.layers, self.rest)
+
+    @property
+    def whole(self) -> int:
+        return sum(group.whole for group in self.groups)
+
+    @property
+    def share(self) -> int:
+        return sum(group.share for group in self.groups)
+
+    @property
+    def tensors(self) -> int:
+        return sum(group.tensors for group in self.groups)
+
+    @property
+    def state(self) -> StateBytes:
+        """What the fullest of its shard ranks keeps.
+
+        Parameters, gradients and both moments of Adam are in fp32 and divided among the shard ranks; Adam
+        counts its steps once for each parameter.
+        """
+        moments = (2 * self.share + self.tensors) * STATE_BYTES
+        return StateBytes(self.share * STATE_BYTES, self.share * STATE_BYTES, moments)
+
+    @property
+    def largest_layer(self) -> int:
+        """Numbers in the largest layer."""
+        return max((group.whole for group in self.layers), default=0)
+
+    @classmethod
+    def of(cls, sizes: Sizes, modules: Sequence[str], shard: int) -> StageParameters:
+        layers = [name for name in modules if is_layer(name)]
+        others = [name for name in modules if not is_layer(name)]
+        # Layers of one shape are one object: a large model has hundreds of them.
+        groups: dict[tuple[tuple[int, ...], ...], ParameterGroup] = {}
+        found = []
+        for name in layers:
+            shapes = tuple(sizes.parameter_shapes(name).values())
+            if shapes not in groups:
+                groups[shapes] = ParameterGroup.of(shapes, shard)
+            found.append(groups[shapes])
+        rest = [shape for name in others for shape in sizes.parameter_shapes(name).values()]
+        return cls(tuple(found), ParameterGroup.of(rest, shard))
+
+
+def state_bytes(stages: Sequence[StageParameters]) -> StateBytes:
+    """State of the fullest rank that owns these stages: the first of its shard ranks."""
+    parts = [stage.state for stage in stages]
+    return StateBytes(
+        sum(part.parameters for part in parts),
+        sum(part.gradients for part in parts),
+        sum(part.optimizer for part in parts),
+    )
