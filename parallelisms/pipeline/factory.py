@@ -52,7 +52,7 @@ def build_schedule(
         ScheduleError: a subclass for each reason.
     """
     if csv is not None:
-        title, lists = "CSV", _read(csv, setting, sharded)
+        title, lists = "CSV", () if forward_only else _read(csv, setting, sharded)
     else:
         family = find(name)
         # On one stage every schedule is the same: there is nothing to overlap.

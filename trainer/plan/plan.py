@@ -153,6 +153,11 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
     parallelism = _parallelism(config, layout)
     stages = plan_stages(sizes, training.seq_len, split, placement, parallelism)
     microbatches, notes = microbatches_of(config, placement.stages)
+    if microbatches > training.batch_size:  # of a schedule file; a rule looks at those that are configured
+        raise ConfigurationError(
+            f"the schedule has {microbatches} microbatches, training.batch_size is {training.batch_size}; "
+            f"it must be {microbatches} or more"
+        )
     scheduler = _Scheduler(config, placement, _costs(costs, stages), parallelism, build)
     return Plan(
         model=f"{config.model.name} {config.model.flavor}",

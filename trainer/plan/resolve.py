@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parallelisms.layout import Layout
+from parallelisms.pipeline import csv
 from trainer.config.schema import Config
 
 
@@ -19,9 +20,12 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
 
 def microbatches_of(config: Config, stages: int) -> tuple[int, tuple[str, ...]]:
     """The number of microbatches, and a note if it is lower than the usual one."""
-    asked = config.experimental.pipeline_parallel_microbatches
+    experimental = config.experimental
+    asked = experimental.pipeline_parallel_microbatches
     if asked is not None:
         return asked, ()
+    if experimental.pipeline_parallel_schedule_csv is not None:
+        return csv.microbatches_of(csv.read_csv(experimental.pipeline_parallel_schedule_csv)), ()
     batch_size = config.training.batch_size
     if stages <= batch_size:
         return stages, ()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from models.sizes import Sizes
 from parallelisms.layout import Layout, Parallelism
+from parallelisms.pipeline.csv import placement_of, read_csv
+from parallelisms.pipeline.errors import IllegalSettingError
 from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement
 from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
@@ -31,16 +33,30 @@ def split_modules(config: Config, sizes: Sizes, layout: Layout) -> tuple[StageSp
     experimental = config.experimental
     points = experimental.pipeline_parallel_split_points
     per_stage = experimental.pipeline_parallel_layers_per_stage
-    schedule = find(experimental.pipeline_parallel_schedule)
     modules = sizes.modules()
     if points or per_stage is not None:
         split = split_at(modules, points) if per_stage is None else split_by_layers(modules, per_stage)
-        return split, schedule.place(layout.pipeline, stages_per_rank(len(split.stages), layout.pipeline))
-    each = experimental.pipeline_parallel_stages_per_rank
-    alone = layout.pipeline == 1 and each is None
-    placement = Placement.looped(1, 1) if alone else schedule.place(layout.pipeline, each)
+        each = stages_per_rank(len(split.stages), layout.pipeline)
+        return split, _placement(config, layout, each)
+    placement = _placement(config, layout, experimental.pipeline_parallel_stages_per_rank)
     costs = [float(sizes.flops_per_token(config.training.seq_len, name)) for name in modules]
     return split_balanced(modules, costs, placement.stages), placement
+
+
+def _placement(config: Config, layout: Layout, stages_per_rank: int | None) -> Placement:
+    experimental = config.experimental
+    if experimental.pipeline_parallel_schedule_csv is not None:
+        # A file may place its stages as no schedule of the catalogue does.
+        placement = placement_of(read_csv(experimental.pipeline_parallel_schedule_csv))
+        if placement.ranks != layout.pipeline:
+            raise IllegalSettingError(
+                f"the schedule file {experimental.pipeline_parallel_schedule_csv} is for {placement.ranks} ranks, "
+                f"pipeline_parallel_degree is {layout.pipeline}"
+            )
+        return placement
+    if layout.pipeline == 1 and stages_per_rank is None:
+        return Placement.looped(1, 1)
+    return find(experimental.pipeline_parallel_schedule).place(layout.pipeline, stages_per_rank)
 
 
 def plan_stages(
