@@ -22,19 +22,23 @@ from trainer.optimizer import build_optimizer
 from trainer.plan.plan import Plan, make_plan
 from trainer.process import RankIdentity, RankProcess
 
-DEBUG: Mapping[str, Any] = {"batch_size": 4, "seq_len": 64, "mixed_precision_param": "float32"}
+DEBUG: Mapping[str, Any] = {"batch_size": 4, "seq_len": 32, "mixed_precision_param": "float32"}
 
 
 @dataclass
 class Measured:
-    """Of one rank, in bytes; `sent` by kind of collective or transfer."""
+    """Of one rank, in bytes.
+
+    `activations` is the most that autograd kept at once, `alive` the most of everything that the step made, and
+    `collectives` the size of the first tensor of every collective, by its name.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
     alive: int
-    sent: Mapping[str, int]
+    collectives: Mapping[str, int]
 
 
 def debug_config(tables: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -56,12 +60,13 @@ def _measure_rank(rank: int, config: Config, world_size: int, record: str) -> Me
     with RankProcess(RankIdentity(rank, rank, world_size), config, plan, Path(record)) as process:
         pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
-        _step(config, plan, pipeline)  # FSDP makes its buffers in the first step
-        optimizer.step()
+        if plan.parallelism.sharded:
+            _step(config, plan, pipeline)  # FSDP makes its buffers in the first step
         optimizer.zero_grad(set_to_none=True)
-        saved, sent = SavedTensors(pipeline.parts), Sent()
-        with Alive() as alive, sent, saved:
+        saved, collectives = SavedTensors(pipeline.parts), Collectives()
+        with Alive() as alive, collectives, saved:
             _step(config, plan, pipeline)
+        optimizer.step()
         parameters = [p for part in pipeline.parts for p in part.parameters()]
         moments = [value for entry in optimizer.state.values() for value in entry.values()]
         return Measured(
@@ -70,7 +75,7 @@ def _measure_rank(rank: int, config: Config, world_size: int, record: str) -> Me
             optimizer=sum(map(_local_bytes, moments)),
             activations=saved.most,
             alive=alive.most,
-            sent=dict(sent.bytes),
+            collectives=dict(collectives.bytes),
         )
 
 
@@ -155,8 +160,8 @@ class _Kept:
             self.owner.use(self.tensor, -1)
 
 
-class Sent(TorchDispatchMode):
-    """Bytes that a rank sends in collectives, as a ring of its group would, and in transfers."""
+class Collectives(TorchDispatchMode):
+    """Bytes of the first tensor of every collective: what is gathered into, reduced into, or summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +171,7 @@ class Sent(TorchDispatchMode):
         name = function.name()
         if name.startswith("c10d::"):
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            self.bytes[name.removeprefix("c10d::")] += tensors[0].nbytes if tensors else 0
+            self.bytes[name.removeprefix("c10d::")] += sum(tensor.nbytes for tensor in tensors[:1])
         return function(*args, **(kwargs or {}))
 
 

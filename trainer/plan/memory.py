@@ -90,9 +90,25 @@ def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
         gather_buffer=gathered if kept and plan.layout.shard > 1 else 0,
         unreduced=_unreduced(plan, parameters) if parallelism.sharded else 0,
         reduce_buffer=max(parameters.largest_layer, parameters.rest.whole) * formats.reduction_bytes,
+        fresh_gradients=_fresh_gradients(plan, parameters),
+        fresh_input_gradients=parameters.rest.largest * formats.compute_bytes if index == 0 else 0,
+        fresh_weight_gradients=gathered if _adds_in_another_format(plan) else 0,
         first=index == 0,
         last=index == len(plan.stages) - 1,
     )
+
+
+def _adds_in_another_format(plan: Plan) -> bool:
+    """Whether FSDP adds gradients up in another format than that in which they are computed."""
+    return plan.parallelism.sharded and plan.formats.compute != plan.formats.reduction
+
+
+def _fresh_gradients(plan: Plan, parameters: StageParameters) -> int:
+    """What a backward has computed and not added yet: a parameter's gradient, or, where the format changes, those
+    of a layer, and those that belong to no layer until its end."""
+    if _adds_in_another_format(plan):
+        return (parameters.largest_layer + parameters.rest.whole) * plan.formats.compute_bytes
+    return max(group.largest for group in parameters.groups) * plan.formats.compute_bytes
 
 
 def _completes_at_once(plan: Plan) -> bool:

@@ -32,18 +32,21 @@ class ParameterGroup:
         whole: numbers in it.
         share: numbers of it on each of the shard ranks, rows rounded up to be equal on all.
         tensors: how many parameters it has.
+        largest: numbers in the largest of them.
     """
 
     whole: int
     share: int
     tensors: int
+    largest: int
 
     @classmethod
     def of(cls, shapes: Iterable[tuple[int, ...]], shard: int) -> ParameterGroup:
         """Parameters are cut along their first dimension."""
         listed = list(shapes)
-        shares = (-(-shape[0] // shard) * math.prod(shape[1:]) for shape in listed)
-        return cls(sum(map(math.prod, listed)), sum(shares), len(listed))
+        wholes = [math.prod(shape) for shape in listed]
+        shares = [-(-shape[0] // shard) * math.prod(shape[1:]) for shape in listed]
+        return cls(sum(wholes), sum(shares), len(listed), max(wholes, default=0))
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ class StageMemory:
         gather_buffer: what the gathering needs beside that until the first forward.
         unreduced: whole gradients, from the first backward until they are reduced.
         reduce_buffer: what the reduction needs.
+        fresh_gradients: what a backward has made and not yet added to the gradients that are there.
+        fresh_input_gradients, fresh_weight_gradients: the same of the two parts of a split backward; the
+            embedding's gradient comes with the first.
         first, last: where it is in the pipeline.
     """
 
@@ -82,6 +85,9 @@ class StageMemory:
     gather_buffer: int
     unreduced: int
     reduce_buffer: int
+    fresh_gradients: int
+    fresh_input_gradients: int
+    fresh_weight_gradients: int
     first: bool
     last: bool
 
@@ -216,7 +222,8 @@ class _Walker:
         held, deferred = stage.activations.held_of(rows), stage.activations.deferred * rows
         boundary = self._boundary(action, stage)
         inputs = action.kind is not Kind.BACKWARD_WEIGHT
-        workspace = stage.activations.temporary * rows if inputs else 0
+        fresh = self._fresh(action, stage)
+        workspace = fresh + (stage.activations.temporary * rows if inputs else 0)
         if action.kind is Kind.BACKWARD_INPUT and deferred > held:
             self._hold(deferred - held)
             held = deferred
@@ -231,10 +238,21 @@ class _Walker:
         # Gradients come layer by layer, while activations go: the peak is at one of the two ends.
         if action.kind is not Kind.BACKWARD_INPUT:
             self.begin_gradients(stage, action.stage)
-        self._see(action, min(workspace, stage.activations.layer_temporary * rows))
+        self._see(action, min(workspace, fresh + stage.activations.layer_temporary * rows))
         if inputs and not stage.last:
             self.buffers -= boundary  # the gradient of the output
         self._computed(boundary if inputs and not stage.first else 0)
+
+    def _fresh(self, action: Action, stage: StageMemory) -> int:
+        """Gradients that are made to be added to others. The first ones take their place at once."""
+        match action.kind:
+            case Kind.BACKWARD if action.stage in self._have_gradients:
+                return stage.fresh_gradients
+            case Kind.BACKWARD_INPUT:
+                return stage.fresh_input_gradients
+            case Kind.BACKWARD_WEIGHT:
+                return stage.fresh_weight_gradients
+        return 0
 
     def _computed(self, result: int) -> None:
         """A compute action is over: what was sent before it is through, and its own result is there."""
