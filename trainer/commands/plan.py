@@ -94,11 +94,12 @@ def _measured_costs(path: Path) -> Costs:
 
 def _write_csv(view: PlanView, path: Path) -> None:
     from parallelisms.pipeline.csv import write_csv
+    from parallelisms.pipeline.errors import CsvError
 
     try:
         write_csv(view.plan.schedule.actions, path)
-    except OSError as error:
-        raise ConfigurationError(f"--write-csv {path} cannot be written: {error.strerror}") from error
+    except CsvError as error:
+        raise ConfigurationError(f"--write-csv: {error}") from error
 
 
 def _print_view(view: PlanView, options: argparse.Namespace) -> None:
@@ -128,7 +129,7 @@ def _print_view(view: PlanView, options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from trainer.plan.compare import compare_plans, render_comparison
 
-    if "--config" in rest:
+    if any(each == "--config" or each.startswith("--config=") for each in rest):
         raise ConfigurationError("--compare names both configurations; --config beside it would be a third")
     first, second = (load(["--config", name, *rest]) for name in options.compare)
     views = (_view(options, first), _view(options, second))
