@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from parallelisms.pipeline.setting import Costs
+from parallelisms.pipeline.timeline_file import timeline_text
+from tests.pipeline.synthetic import measured, schedule_of
 from trainer.commands.main import main
 from trainer.commands.plan import run
 from trainer.errors import ConfigurationError
@@ -22,7 +25,8 @@ def output(capsys: pytest.CaptureFixture[str], arguments: str) -> str:
 def test_a_plan_shows_mesh_stages_memory_network_and_picture(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(
         capsys,
-        "--config debug.toml --world-size 8 --experimental.pipeline_parallel_degree 4 --accelerator A100",
+        "--config debug.toml --world-size 8 --experimental.pipeline_parallel_degree 4 --accelerator A100 "
+        "--training.mixed_precision_param bfloat16",
     )
     for part in (
         "mesh      8 ranks: pipeline 4 x shard 2",
@@ -41,7 +45,8 @@ def test_a_plan_shows_mesh_stages_memory_network_and_picture(capsys: pytest.Capt
 def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(
         capsys,
-        "--config debug.toml --world-size 8 --experimental.pipeline_parallel_degree 4 --accelerator H100 --json",
+        "--config debug.toml --world-size 8 --experimental.pipeline_parallel_degree 4 --accelerator H100 --json "
+        "--training.mixed_precision_param bfloat16",
     )
     plan = json.loads(text)
     assert plan["mesh"] == {"pipeline": 4, "replicate": 1, "shard": 2}
@@ -77,6 +82,24 @@ def test_the_schedule_can_be_written_for_torch_and_read_again(
     output(capsys, f"{degree} --write-csv {path}")
     again = output(capsys, f"{degree} --experimental.pipeline_parallel_schedule_csv {path} --json")
     assert json.loads(again)["schedule"]["name"] == "CSV"
+
+
+def test_stages_are_timed_with_what_a_run_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    schedule = schedule_of("1F1B", ranks=4, microbatches=8)
+    slow = Costs((1.0, 5.0, 1.0, 1.0), (1.0,) * 4, (1.0,) * 4)
+    path = tmp_path / "step-3.json"
+    path.write_text(timeline_text(measured(schedule, slow)))
+    text = output(
+        capsys,
+        f"--config debug.toml --world-size 4 --experimental.pipeline_parallel_degree 4 --costs {path} --json",
+    )
+    planned = json.loads(text)["schedule"]
+    assert planned["unit"] == "seconds"
+    assert (
+        planned["prediction"]["step"] > 4 * 7.0
+    )  # the second stage takes seven for each of four microbatches, all others three
 
 
 def test_two_configurations_are_compared(capsys: pytest.CaptureFixture[str]) -> None:

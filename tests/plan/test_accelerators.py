@@ -7,6 +7,7 @@ import pytest
 from parallelisms.layout import Layout
 from tests.plan.configs import config
 from trainer.errors import ConfigurationError
+from trainer.flops import peak_flops_of
 from trainer.plan.accelerators import ACCELERATORS, find_accelerator
 from trainer.plan.nodes import place_in_nodes
 from trainer.plan.plan import make_plan
@@ -40,10 +41,31 @@ def test_no_two_accelerators_share_a_name() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("A100-40", "NVIDIA A100-SXM4-40GB"),
+        ("A100-80", "NVIDIA A100-SXM4-80GB"),
+        ("H100-SXM", "NVIDIA H100 80GB HBM3"),
+        ("H100-PCIe", "NVIDIA H100 PCIe"),
+        ("H200", "NVIDIA H200"),
+        ("B200", "NVIDIA B200"),
+        ("MI300X", "AMD Instinct MI300X"),
+        ("L40S", "NVIDIA L40S"),
+        ("A10", "NVIDIA A10"),
+    ],
+)
+def test_plan_and_run_measure_utilisation_against_the_same_peak(name: str, device: str) -> None:
+    assert find_accelerator(name).peak_flops == peak_flops_of(device)
+
+
 def test_nothing_is_guessed_of_what_is_not_known() -> None:
     cpu = find_accelerator("CPU")
     plan = make_plan(config(), 1)
     assert estimate_step(plan, cpu, place_in_nodes(plan.layout, 8)) is None
+    # The peak in the table is that of bf16.
+    full = make_plan(config(training={"mixed_precision_param": "float32"}), 1)
+    assert estimate_step(full, find_accelerator("H100"), place_in_nodes(full.layout, 8)) is None
 
 
 def test_a_ring_over_nodes_is_as_fast_as_the_cards_of_the_ranks_in_a_node() -> None:

@@ -72,7 +72,8 @@ def test_planning_with_all_figures_and_the_search_import_no_torch() -> None:
         "import sys, trainer.commands.plan as command\n"
         "command.run('--config debug.toml --world-size 4 --accelerator H100 "
         "--experimental.pipeline_parallel_degree 2'.split())\n"
-        "command.run('--search --config debug.toml --world-size 4 --accelerator A10'.split())\n"
+        "command.run('--search --config debug.toml --world-size 4 --accelerator A10 "
+        "--training.mixed_precision_param bfloat16'.split())\n"
         "print(sorted(name for name in ('torch', 'numpy', 'datasets') if name in sys.modules))"
     )
     done = subprocess.run(

@@ -154,3 +154,8 @@ def test_an_impossible_number_of_sequences_is_refused_with_a_possible_one() -> N
 def test_a_kind_of_accelerator_of_unknown_speed_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="CPU"):
         search_layouts(LLAMA, 64, find_accelerator("CPU"))
+
+
+def test_a_format_of_unknown_speed_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="mixed_precision_param = float32"):
+        search_layouts(config(training={"mixed_precision_param": "float32"}), 4, H100)

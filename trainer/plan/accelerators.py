@@ -38,12 +38,12 @@ class Accelerator:
 ACCELERATORS: tuple[Accelerator, ...] = (
     Accelerator("A100-40", 40960 * _MIB, 312e12, 300e9, 25e9, ("A100-40GB", "A100-SXM4-40GB")),
     Accelerator("A100-80", 81920 * _MIB, 312e12, 300e9, 25e9, ("A100", "A100-80GB", "A100-SXM4-80GB")),
-    Accelerator("H100-SXM", 81559 * _MIB, 989e12, 450e9, 50e9, ("H100", "H100-80GB-HBM3")),
+    Accelerator("H100-SXM", 81559 * _MIB, 989.4e12, 450e9, 50e9, ("H100", "H100-80GB-HBM3")),
     Accelerator("H100-PCIe", 81559 * _MIB, 756e12, 64e9, 25e9),
-    Accelerator("H200", 143771 * _MIB, 989e12, 450e9, 50e9),
+    Accelerator("H200", 143771 * _MIB, 989.4e12, 450e9, 50e9),
     Accelerator("B200", 183359 * _MIB, 2250e12, 900e9, 50e9),
-    Accelerator("MI300X", 196592 * _MIB, 1307e12, 448e9, 50e9),
-    Accelerator("L40S", 46068 * _MIB, 362e12, 32e9, 25e9),
+    Accelerator("MI300X", 196592 * _MIB, 1307.4e12, 448e9, 50e9),
+    Accelerator("L40S", 46068 * _MIB, 362.05e12, 32e9, 25e9),
     Accelerator("A10", 23028 * _MIB, 125e12, 32e9, 12.5e9),
     Accelerator("CPU", None, None, None, None, kernels=Kernels.CPU),
 )

@@ -51,6 +51,11 @@ def search_layouts(
     """
     if accelerator.memory is None or accelerator.peak_flops is None:
         raise ConfigurationError(f"--accelerator {accelerator.name}: its speed and memory are not known")
+    if config.training.mixed_precision_param != "bfloat16":
+        raise ConfigurationError(
+            f"--search knows how fast {accelerator.name} is in bfloat16 only, and the configuration has "
+            f"training.mixed_precision_param = {config.training.mixed_precision_param}"
+        )
     return _Search(config, world_size, accelerator, gpus_per_node).run(top)
 
 

@@ -78,9 +78,9 @@ def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
 
 
 def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
-    """The estimate for a plan; None where the accelerator's peak or bandwidths are not known."""
+    """The estimate for a plan; None where the accelerator's bandwidths, or its peak for this format, are not known."""
     speeds = bandwidths(accelerator, nodes)
-    if speeds is None or accelerator.peak_flops is None:
+    if speeds is None or accelerator.peak_flops is None or plan.formats.compute != "bfloat16":
         return None
     costs = costs_in_seconds(plan, accelerator, speeds)
     schedule = plan.schedule
