@@ -1,6 +1,6 @@
 """Measured step time of every schedule against its own prediction, beside torch's schedule classes.
 
-    python benchmarks/sleeping_stages.py [--ranks 4] [--microbatches 8] [--milliseconds 20] [--steps 3]
+    python benchmarks/sleeping_stages.py [--ranks 4] [--microbatches 8] [--milliseconds 80] [--steps 3]
 
 The stages sleep instead of computing, so a machine with two cores shows the schedule and the executor and
 nothing else. One rank's share of a microbatch takes the same time in the forward, for the input's gradient
@@ -103,7 +103,7 @@ class _SleepForInput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         time.sleep(ctx.seconds)
-        return gradients[0], None
+        return gradients[0].contiguous(), None
 
 
 class _SleepForWeight(torch.autograd.Function):
@@ -195,7 +195,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8])
-    parser.add_argument("--milliseconds", type=float, default=20.0)
+    parser.add_argument("--milliseconds", type=float, default=80.0)
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     print(
