@@ -7,11 +7,13 @@ import sys
 
 from trainer.config.load import load
 from trainer.config.rules import check_for_training
-from trainer.errors import StagelineError
+from trainer.errors import StagelineError, StoppedOnRequest
+from trainer.stop import StopRequest
 
 
 def main(argv: list[str]) -> int:
     """Run this rank's share of the job; returns the exit code."""
+    stop = StopRequest.listen()
     try:
         loaded = load(argv)
         # Only now: a wrong configuration is refused before torch is imported.
@@ -28,15 +30,16 @@ def main(argv: list[str]) -> int:
         plan = make_plan(loaded.config, identity.world_size)
         folder = RunFolder.of(loaded)
         set_up_logging(folder.path, identity.rank)
+        with RankProcess(identity, loaded.config, plan, folder.failure_record, stop) as process:
+            run = Run(loaded, plan, process, folder)
+            run.resume()
+            run.train()
+            run.finish()
+    except StoppedOnRequest as stopped:
+        return stopped.exit_code  # the run has said so
     except StagelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-
-    with RankProcess(identity, loaded.config, plan, folder.failure_record) as process:
-        run = Run(loaded, plan, process, folder)
-        run.resume()
-        run.train()
-        run.finish()
     return 0
 
 

@@ -9,6 +9,7 @@ from parallelisms.pipeline.timeline import TimelineRecorder
 from trainer.build import Pipeline
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
+from trainer.config.schema import Checkpoint as CheckpointTable
 from trainer.config.schema import Profiling
 from trainer.config.schema import Validation as ValidationTable
 from trainer.data.loader import Loader
@@ -24,21 +25,34 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """Saves when the configured interval has passed, and after the last step."""
+    """Saves when the configured interval has passed, after the last step, and when the job is asked to stop."""
 
-    def __init__(self, manager: CheckpointManager, state: TrainState, steps: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: CheckpointTable,
+        manager: CheckpointManager,
+        state: TrainState,
+        steps: int,
+        progress: Progress,
+    ) -> None:
+        self._config = config
         self._manager = manager
         self._state = state
         self._steps = steps
         self._progress = progress
         self.latest: Path | None = None  # what was saved last, if anything
+        self.latest_step: int | None = None
 
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
         self._progress.phase("saving a checkpoint", collective=True, patient=True)
-        saved = self._manager.maybe_save(result.step, self._state, last=result.step == self._steps)
-        self.latest = saved or self.latest
+        last = result.step == self._steps
+        saved = self._manager.maybe_save(result.step, self._state, last=last)
+        if saved is None and result.stopping and not last and self._config.enable_checkpoint:
+            saved = self._manager.save(result.step, self._state)
+        if saved is not None:
+            self.latest, self.latest_step = saved, result.step
 
 
 class Validation:
@@ -52,8 +66,11 @@ class Validation:
         loader: Loader,
         process: RankProcess,
         reporter: Reporter,
+        *,
+        last_step: int,
     ) -> None:
         self._config = config
+        self._last_step = last_step
         self._plan = plan
         self._pipeline = pipeline
         self._loader = loader
@@ -63,7 +80,7 @@ class Validation:
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
-        if result.step % self._config.freq == 0:
+        if result.step % self._config.freq == 0 or result.step == self._last_step:
             loss = validation_loss(
                 self._pipeline,
                 self._plan,

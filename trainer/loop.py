@@ -22,6 +22,7 @@ from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
+from trainer.stop import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,16 @@ class StepResult:
     seconds: float
     data_seconds: float
     skipped: bool  # the loss or the norm was not finite, and the parameters are those from before
+    stopping: bool  # a rank was asked to stop: this step is the last one
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What one reduction over all ranks tells each of them."""
+
+    loss: float
+    grad_norm: float
+    stopping: bool
 
 
 class Listener(Protocol):
@@ -61,6 +72,7 @@ class Loop:
         batches: Iterator[Batch],
         device: torch.device,
         progress: Progress,
+        stop: StopRequest | None = None,
     ) -> None:
         self.step = 0
         self.counters: dict[str, int | float] = {"tokens": 0, "skipped_in_a_row": 0}
@@ -72,10 +84,14 @@ class Loop:
         self._batches = batches
         self._device = device
         self._progress = progress
+        self._stop = stop or StopRequest()
 
-    def run(self, listeners: Sequence[Listener]) -> None:
-        """Train until the configured number of steps. Garbage is collected between steps only, on all ranks
-        at once: a collection in the middle of a step on one rank stops the others."""
+    def run(self, listeners: Sequence[Listener]) -> bool:
+        """Train until the configured number of steps; False if it ended before, since a rank was asked to stop.
+
+        Garbage is collected between steps only, on all ranks at once: a collection in the middle of a step on
+        one rank stops the others.
+        """
         gc.disable()
         while self.step < self._training.steps:
             for listener in listeners:
@@ -83,8 +99,11 @@ class Loop:
             result = self.train_step()
             for listener in listeners:
                 listener.after_step(result)
+            if result.stopping and self.step < self._training.steps:
+                return False
             if self.step % self._training.gc_freq == 0:
                 gc.collect(1)
+        return True
 
     def train_step(self) -> StepResult:
         """One optimizer step over the next global batch."""
@@ -92,7 +111,8 @@ class Loop:
         self._progress.phase("reading data", step=self.step + 1)
         batches = [self._next_batch() for _ in range(self._plan.accumulation)]
         data_seconds = time.perf_counter() - start
-        loss, grad_norm = self._accumulate_gradients(batches)
+        sums = self._accumulate_gradients(batches)
+        loss, grad_norm = sums.loss, sums.grad_norm
         self.step += 1
         lr = self._schedule.lr
         skipped = not all_finite((loss, grad_norm))
@@ -115,14 +135,15 @@ class Loop:
             seconds=time.perf_counter() - start,
             data_seconds=data_seconds,
             skipped=skipped,
+            stopping=sums.stopping,
         )
 
     def _next_batch(self) -> Batch:
         batch = next(self._batches)
         return Batch(batch.tokens.to(self._device), batch.labels.to(self._device))
 
-    def _accumulate_gradients(self, batches: list[Batch]) -> tuple[float, float]:
-        """Run the schedule over every batch; returns the loss and gradient norm of the whole job."""
+    def _accumulate_gradients(self, batches: list[Batch]) -> _Sums:
+        """Run the schedule over every batch."""
         counted = self._count_tokens(batches)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for position, batch in enumerate(batches):
@@ -133,10 +154,10 @@ class Loop:
                 total += microbatch_loss
         self._progress.phase("reducing loss and gradient norm", collective=True)
         norm_squared = local_norm_squared(self._parameters(), self._device)
-        sums = torch.stack([total, norm_squared])
+        sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])
         dist.all_reduce(sums)
-        loss_sum, norm_sum = sums.tolist()
-        return loss_sum, norm_sum**0.5
+        loss, norm_squared_sum, asked_to_stop = sums.tolist()
+        return _Sums(loss, norm_squared_sum**0.5, asked_to_stop > 0)
 
     def _count_tokens(self, batches: list[Batch]) -> Tensor:
         """The counted tokens of the global batch, before the first backward needs them."""

@@ -72,14 +72,15 @@ class Reporter:
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step:6}  validation loss {loss:.4f}")
 
-    def finish(self, step: int, checkpoint: Path | None) -> None:
-        """Close everything and say where the results are, the last checkpoint among them."""
+    def finish(self, how: str, checkpoint: Path | None) -> None:
+        """Close everything; say how the run ended and where the results are, the last checkpoint among them."""
         self._console.stop_progress()
         if self._metrics is not None:
             self._metrics.close()
         for tracker in self._trackers:
             tracker.close()
-        self.say(f"{'done':12}{step} steps; metrics in {self._folder.path / 'metrics.jsonl'}")
+        self.say(how)
+        self.say(f"{'metrics':12}{self._folder.path / 'metrics.jsonl'}")
         if checkpoint is not None:
             self.say(f"{'checkpoint':12}{checkpoint}")
             self.say(f"{'try it':12}stageline generate --checkpoint {self._folder.path} --prompt 'The '")

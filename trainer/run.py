@@ -21,7 +21,7 @@ from trainer.data.loader import Loader, build_loader
 from trainer.data.sources import open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import debug_tokenizer
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest
 from trainer.listeners import Checkpoints, Timelines, Validation
 from trainer.loop import Listener, Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
@@ -52,7 +52,15 @@ class Run:
         schedule = build_lr_schedule(optimizer, config)
         self._loader = _loader(config, plan, process, tokenizer, validation=False)
         self._loop = Loop(
-            config, plan, self._pipeline, optimizer, schedule, self._loader, process.device, process.progress
+            config,
+            plan,
+            self._pipeline,
+            optimizer,
+            schedule,
+            self._loader,
+            process.device,
+            process.progress,
+            process.stop,
         )
         self._state = TrainState(self._pipeline.parts, optimizer, schedule, self._loader, self._loop.counters)
         self._checkpoints = CheckpointManager(
@@ -61,10 +69,13 @@ class Run:
             layout=str(plan.layout.dimensions),
             device=process.device,
         )
-        self._saving = Checkpoints(self._checkpoints, self._state, config.training.steps, process.progress)
+        self._saving = Checkpoints(
+            config.checkpoint, self._checkpoints, self._state, config.training.steps, process.progress
+        )
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
         self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
         self._validation = self._build_validation(plan, tokenizer)
+        self._completed = True
 
     def resume(self) -> None:
         """Go on from the latest valid checkpoint, if there is one."""
@@ -82,21 +93,38 @@ class Run:
         listeners: list[Listener] = [self._timelines, self._reporter, self._profiler]
         if self._validation is not None:
             listeners.append(self._validation)
-        self._loop.run([*listeners, self._saving])
+        self._process.stop.note_only()
+        self._completed = self._loop.run([*listeners, self._saving])
 
     def finish(self) -> None:
-        """Say how it went; close what is open."""
+        """Say how it went; close what is open. Raises StoppedOnRequest if the run was asked to stop."""
         self._process.progress.phase("finishing", patient=True)
         self._profiler.close()
         self._loader.close()
-        self._reporter.finish(self._loop.step, self._saving.latest)
+        step = self._loop.step
+        if self._completed:
+            self._reporter.finish(f"{'done':12}{step} steps", self._saving.latest)
+            return
+        reason = f"by {self._process.stop.name} after step {step} of {self._config.training.steps}"
+        saves, saved = self._config.checkpoint.enable_checkpoint, self._saving.latest_step == step
+        how = "the same command goes on from there" if saves else "checkpoint.enable_checkpoint is false"
+        self._reporter.finish(f"{'stopped':12}{reason}; {how}", self._saving.latest)
+        if saves and not saved:
+            raise StagelineError(f"stopped {reason}, but the state of this step could not be saved")
+        raise StoppedOnRequest(f"stopped {reason}")
 
     def _build_validation(self, plan: Plan, tokenizer: Tokenizer) -> Validation | None:
         if plan.validation is None:
             return None
         loader = _loader(self._config, plan, self._process, tokenizer, validation=True)
         return Validation(
-            self._config.validation, plan.validation, self._pipeline, loader, self._process, self._reporter
+            self._config.validation,
+            plan.validation,
+            self._pipeline,
+            loader,
+            self._process,
+            self._reporter,
+            last_step=self._config.training.steps,
         )
 
 

@@ -150,7 +150,7 @@ class Validation(Table):
     """As training.dataset_path."""
 
     freq: Positive = 100
-    """Training steps from one validation to the next."""
+    """Training steps from one validation to the next. The last step is followed by one too."""
 
     steps: Positive = 10
     """Batches of one validation."""
