@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from trainer import flight_recorder
 from trainer.config.schema import Config
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, StoppedOnRequest
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
+from trainer.stop import StopRequest
 from trainer.watchdog import Limits, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -58,11 +60,19 @@ class RankProcess:
     ends the process, and through the watchdog all other ranks.
     """
 
-    def __init__(self, identity: RankIdentity, config: Config, plan: Plan, failure_record: Path) -> None:
+    def __init__(
+        self,
+        identity: RankIdentity,
+        config: Config,
+        plan: Plan,
+        failure_record: Path,
+        stop: StopRequest | None = None,
+    ) -> None:
         self.rank = identity.rank
         self.world_size = identity.world_size
         self.device = _device(identity.local_rank)
         self.progress = Progress()
+        self.stop = stop or StopRequest()
         self._comm = config.comm
         self._plan = plan
         self._failure_record = failure_record
@@ -83,6 +93,7 @@ class RankProcess:
             store, self.rank, self.world_size, self.progress, limits, self._failure_record
         )
         self._watchdog.start()
+        self.stop.end_with(self._watchdog.end_with)
         try:
             self._compare_plans()
         except BaseException as error:
@@ -94,11 +105,13 @@ class RankProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._watchdog is not None
-        if error is not None:
+        if error is not None and not isinstance(error, StoppedOnRequest):
             self._watchdog.end_with(error)
+        # All ranks come here together: at the end of training, or since they agreed to stop.
         self.progress.phase("ending", collective=True)
         dist.barrier()
         self._watchdog.stop()
+        dist.barrier()  # the store, on rank 0, is there until all watchdogs have taken their leave
         dist.destroy_process_group()
         gc.enable()
 
@@ -112,6 +125,7 @@ class RankProcess:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = TCPStore(host, port, None if hosted_elsewhere else self.world_size, serve, timeout)
         prefixed = PrefixStore(f"stageline/{attempt}", store)
+        flight_recorder.enable(self._comm.trace_buf_size)
         backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"
         # The watchdog ends a job that stands still long before the backend's own timeout.
         patience = timedelta(

@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from trainer import flight_recorder
 from trainer.errors import ExitCode, StagelineError
 from trainer.progress import Progress, Status
 
@@ -120,6 +121,11 @@ class Watchdog:
             except dist.DistError as error:
                 if not self._stopped.is_set():
                     self._end_without_store(error)
+            except Exception as error:  # a rank without a watchdog could wait for ever
+                stack = "".join(traceback.format_exception(error))
+                reason = f"raised {type(error).__name__} in its watchdog: {_first_line(error)}"
+                self._claim(Failure(self._rank, self._rank, reason, self._progress.status.sentence(), stack))
+                self._end(self._failure())
 
     def _look(self, beats: int) -> None:
         status = self._progress.status
@@ -191,6 +197,7 @@ class Watchdog:
 
     def _end(self, failure: Failure) -> None:
         """The reporter waits for the others to end and prints; everybody leaves."""
+        self._write_flight_recorder(failure)
         self._store.add("ended", 1)
         if self._rank == failure.reporter:
             deadline = time.monotonic() + _GRACE
@@ -213,20 +220,27 @@ class Watchdog:
         logger.error("the shared store is gone: %s", error)
         status = self._progress.status.sentence()
         time.sleep(0.2 * (self._rank % 5))  # the lowest surviving rank speaks, as far as time can tell
+        failure = Failure(0, self._rank, "died: the store that it holds cannot be reached", status, "")
+        self._write_flight_recorder(failure)
         if not self._record.exists():
-            self._print(Failure(0, self._rank, "died: the store that it holds cannot be reached", status, ""))
+            self._print(failure)
         _leave(ExitCode.RANK_FAILED)
 
     def _print(self, failure: Failure) -> None:
         logger.debug("ending: %s", failure.text())
+        if failure.exit_code != ExitCode.STOPPED_ON_REQUEST:  # which is no failure
+            _call_bounded(lambda: self._write_record(failure))
+        for call in self.before_last_words:
+            _call_bounded(call)
+        print(failure.text(), file=sys.stderr, flush=True)
+
+    def _write_record(self, failure: Failure) -> None:
         self._record.parent.mkdir(parents=True, exist_ok=True)
         self._record.write_text(json.dumps(asdict(failure), indent=1) + "\n")
-        for call in self.before_last_words:
-            # Bounded: what is called may need a lock that the stuck main thread holds.
-            helper = threading.Thread(target=call, daemon=True)
-            helper.start()
-            helper.join(timeout=1.0)
-        print(failure.text(), file=sys.stderr, flush=True)
+
+    def _write_flight_recorder(self, failure: Failure) -> None:
+        if failure.exit_code == ExitCode.RANK_FAILED:
+            _call_bounded(lambda: flight_recorder.write(self._record.parent / "logs", self._rank))
 
     def _wait_for(self, key: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -253,6 +267,21 @@ def _first_line(error: BaseException) -> str:
 def _stack_of(thread: int | None) -> str:
     frame: Any = sys._current_frames().get(thread) if thread is not None else None
     return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def _call_bounded(call: Callable[[], object]) -> None:
+    """For at most a second: what is called may need a lock that the stuck main thread holds, or a disk that is
+    full or does not answer; maybe that is what went wrong, and it must not keep the cause from being said."""
+
+    def attempt() -> None:
+        try:
+            call()
+        except OSError as error:
+            logger.error("at the end: %s", error)
+
+    helper = threading.Thread(target=attempt, daemon=True)
+    helper.start()
+    helper.join(timeout=1.0)
 
 
 def _leave(code: int) -> None:
