@@ -7,6 +7,7 @@ refused in well under a second, before anything else happens.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -22,9 +24,10 @@ from trainer.config.load import load
 from trainer.config.processes import processes_needed
 from trainer.config.rules import check_for_training
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
+from trainer.stop import SAME_REQUEST, SIGNALS
 
 _TRAIN = Path(__file__).resolve().parent.parent / "train.py"
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1  # sys/prctl.h
 _SECONDS_TO_END = 15.0  # for the other ranks, once one has ended with an error
 
 
@@ -74,21 +77,48 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 @dataclass
 class _Job:
-    """The local processes of one job."""
+    """The local processes of one job.
+
+    Each is in a session of its own, so that Ctrl-C at a terminal reaches the launcher alone, which passes it on:
+    once, as a request to stop. Whatever ends the launcher, SIGKILL included, ends them too.
+    """
 
     processes: list[subprocess.Popen[bytes]]
-    first_failure: tuple[int, int] | None = field(default=None)  # (rank, return code)
+    first_failure: tuple[int, int] | None = None  # (rank, return code)
+    requests: dict[int, float] = field(default_factory=dict)  # signal number -> when it came first
+    given_up: bool = False  # asked for a second time: the ranks were killed
 
     @classmethod
     def start(cls, arguments: Sequence[str], count: int) -> _Job:
         port = _free_port()
         command = [sys.executable, str(_TRAIN), *arguments]
-        job = cls([subprocess.Popen(command, env=_environment(rank, count, port)) for rank in range(count)])
-        for number in _FORWARDED:
-            signal.signal(number, job._forward)
+        end_with_launcher = partial(_end_with, os.getpid())
+        job = cls(
+            [
+                subprocess.Popen(
+                    command,
+                    env=_environment(rank, count, port),
+                    start_new_session=True,
+                    preexec_fn=end_with_launcher,
+                )
+                for rank in range(count)
+            ]
+        )
+        for number in SIGNALS:
+            signal.signal(number, job._pass_on)
         return job
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        """The first signal of a kind is passed on; at the second there is no more waiting."""
+        now = time.monotonic()
+        first = self.requests.setdefault(number, now)
+        if first == now:
+            self._send(number)
+        elif now - first > SAME_REQUEST:
+            self.given_up = True
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(number)
@@ -102,8 +132,7 @@ class _Job:
                 if self.first_failure is not None:
                     deadline = time.monotonic() + _SECONDS_TO_END
             if time.monotonic() > deadline:
-                for process in self.processes:
-                    process.kill()
+                self._send(signal.SIGKILL)
             time.sleep(0.05)
         self._look_for_failure()
         return self._exit_code()
@@ -115,13 +144,28 @@ class _Job:
                 self.first_failure = (rank, code)
 
     def _exit_code(self) -> int:
+        if self.given_up:
+            print("stageline: ended at once, as asked for by a second signal", file=sys.stderr)
+            return ExitCode.OTHER
         if self.first_failure is None:
             return ExitCode.DONE
         rank, code = self.first_failure
+        if (
+            -code in self.requests
+        ):  # it had not yet come to the point from where a signal means something else
+            return ExitCode.STOPPED_ON_REQUEST
         if code < 0:
             print(f"stageline: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
             return ExitCode.RANK_FAILED
         return code
+
+
+def _end_with(launcher: int) -> None:
+    """In a new process, before it becomes a rank: the kernel kills it when the launcher ends. On Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # which ended before the kernel knew
+            os._exit(ExitCode.OTHER)
 
 
 if __name__ == "__main__":
