@@ -1,0 +1,67 @@
+"""Validation: the loss on held-out data is that of one process, in every layout, whatever training does beside it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from tests.distributed.program import pipeline, rows, run, tiny, values
+
+EVERY_STEP = (
+    "--validation.enable true --validation.freq 1 --validation.steps 2 --checkpoint.enable_checkpoint false"
+)
+
+
+@cache
+def one_process() -> list[float]:
+    folder = Path(mkdtemp())
+    run(tiny(folder, EVERY_STEP, "--training.batch_size 8 --validation.batch_size 8"))
+    return values(folder, "validation_loss")
+
+
+def test_the_validation_loss_falls_with_training_and_comes_after_every_step() -> None:
+    losses = one_process()
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "Interleaved1F1B"])
+def test_two_pipeline_ranks_validate_like_one_process(tmp_path: Path, schedule: str) -> None:
+    """Case P7: evaluation on the last rank only hangs. Training steps lie between the validations."""
+    run(tiny(tmp_path, EVERY_STEP, pipeline(2, schedule, 3), "--training.batch_size 8"), 2)
+    assert values(tmp_path, "validation_loss") == pytest.approx(one_process(), rel=1e-5)
+
+
+def test_pipeline_with_sharding_validates_like_one_process(tmp_path: Path) -> None:
+    """Case P7."""
+    run(tiny(tmp_path, EVERY_STEP, pipeline(2)), 4)
+    assert values(tmp_path, "validation_loss") == pytest.approx(one_process(), rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accumulation_does_not_change_the_validation_loss(tmp_path: Path, ranks: int) -> None:
+    """Case L2: validation loss divided by accumulation steps. Here 4 on one process and with a pipeline."""
+    batches = "--training.batch_size 2 --training.global_batch_size 8 --validation.batch_size 8"
+    run(tiny(tmp_path, EVERY_STEP, batches, pipeline(ranks)), ranks)
+    assert values(tmp_path, "validation_loss") == pytest.approx(one_process(), rel=1e-5)
+
+
+def test_validation_does_not_change_training(tmp_path: Path) -> None:
+    run(tiny(tmp_path / "with", EVERY_STEP, pipeline(2)), 2)
+    run(tiny(tmp_path / "without", pipeline(2), "--checkpoint.enable_checkpoint false"), 2)
+    training = [row for row in rows(tmp_path / "with") if "loss" in row]
+    assert training == rows(tmp_path / "without")
+
+
+def test_other_lengths_and_batches_are_validated_and_the_last_step_is(tmp_path: Path) -> None:
+    other = "--checkpoint.enable_checkpoint false --validation.seq_len 16 --validation.batch_size 3 --validation.freq 3 --validation.enable true"
+    run(tiny(tmp_path / "2", other, pipeline(2)), 2)
+    run(tiny(tmp_path / "1", other), 1)
+    found = [row for row in rows(tmp_path / "2") if "validation_loss" in row]
+    assert [row["step"] for row in found] == [3, 4]
+    assert values(tmp_path / "2", "validation_loss") == pytest.approx(
+        values(tmp_path / "1", "validation_loss"), rel=1e-5
+    )
