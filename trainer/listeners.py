@@ -51,8 +51,16 @@ class Checkpoints:
         saved = self._manager.maybe_save(result.step, self._state, last=last)
         if saved is None and result.stopping and not last and self._config.enable_checkpoint:
             saved = self._manager.save(result.step, self._state)
+        self._note(saved, result.step)
+
+    def save_last(self, step: int) -> None:
+        """Training has ended after `step`, sooner than configured."""
+        self._progress.phase("saving a checkpoint", collective=True, patient=True)
+        self._note(self._manager.maybe_save(step, self._state, last=True), step)
+
+    def _note(self, saved: Path | None, step: int) -> None:
         if saved is not None:
-            self.latest, self.latest_step = saved, result.step
+            self.latest, self.latest_step = saved, step
 
 
 class Validation:

@@ -17,6 +17,7 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
 from trainer.config.load import Loaded
 from trainer.config.schema import Config
+from trainer.data.errors import DataExhausted
 from trainer.data.loader import Loader, build_loader
 from trainer.data.sources import open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
@@ -85,7 +86,7 @@ class Run:
         self._reporter.begin(self._loop.step)
 
     def train(self) -> None:
-        """Train until the last step."""
+        """Train until the last step, or the end of the data."""
         if self._config.checkpoint.create_seed_checkpoint:
             path = self._checkpoints.save_seed(self._state)
             self._reporter.say(f"initial parameters saved in {path}; nothing was trained")
@@ -94,7 +95,14 @@ class Run:
         if self._validation is not None:
             listeners.append(self._validation)
         self._process.stop.note_only()
-        self._completed = self._loop.run([*listeners, self._saving])
+        try:
+            self._completed = self._loop.run([*listeners, self._saving])
+        except DataExhausted as end:
+            if self._loop.step == 0:
+                raise
+            # On all ranks before the same step, so this is the end of training as much as the last step is.
+            self._reporter.say(f"{'data':12}{end}")
+            self._saving.save_last(self._loop.step)
 
     def finish(self) -> None:
         """Say how it went; close what is open. Raises StoppedOnRequest if the run was asked to stop."""
