@@ -83,14 +83,25 @@ def loss_of(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
     return total / counted
 
 
-def reference(case: Case) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one process without a pipeline."""
+def reference(case: Case) -> tuple[list[list[float]], dict[str, Tensor]]:
+    """Losses by data-parallel rank and microbatch, and gradients, of one process without a pipeline."""
     model = Transformer(case.sizes)
     initialize_parameters(model, seed=3)
     tokens, labels = global_batch(case)
-    loss = loss_of(model(tokens), labels, (labels != -100).sum())
-    loss.backward()
-    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    logits, counted = model(tokens), (labels != -100).sum()
+    loss_of(logits, labels, counted).backward()
+    data_ranks = case.shard * case.replicate
+    losses: list[list[float]] = [[] for _ in range(data_ranks)]
+    batches = zip(logits.detach().split(case.batch), labels.split(case.batch), strict=True)
+    for position, (batch, targets) in enumerate(batches):
+        for part, target in zip(batch.split(rows_of(case)), targets.split(rows_of(case)), strict=True):
+            losses[position % data_ranks].append(float(loss_of(part, target, counted)))
+    return losses, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def rows_of(case: Case) -> list[int]:
+    """Rows of each microbatch."""
+    return [len(part) for part in torch.arange(case.batch).tensor_split(case.microbatches)]
 
 
 def run_case(rank: int, case: Case) -> dict[str, Any]:
@@ -124,6 +135,7 @@ def run_case(rank: int, case: Case) -> dict[str, Any]:
     losses = _run_steps(executor, case, layout.data_rank(rank), layout.data_ranks)
     return {
         "losses": losses,
+        "data_rank": layout.data_rank(rank),
         "gradients": {n: _full(p.grad) for s in stages.values() for n, p in s.module.named_parameters()},
         "done": record.actions,
         "planned": [str(action) for action in schedule.actions[pipeline_rank]] * case.accumulation,
@@ -135,7 +147,7 @@ def run_case(rank: int, case: Case) -> dict[str, Any]:
 def _run_steps(executor: Executor, case: Case, data_rank: int, data_ranks: int) -> list[float]:
     tokens, labels = global_batch(case)
     counted = (labels != -100).sum()
-    rows = [len(part) for part in torch.arange(case.batch).tensor_split(case.microbatches)]
+    rows = rows_of(case)
     losses: list[float] = []
     for step in range(case.accumulation):
         start = (step * data_ranks + data_rank) * case.batch
@@ -157,11 +169,13 @@ def run_cases(rank: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def assert_equals_one_process(case: Case, results: Sequence[dict[str, Any]]) -> None:
-    """Loss to 1e-5 relative, every gradient to 1e-4 of its norm, same actions as planned, on every rank."""
-    loss, gradients = reference(case)
-    total = sum(sum(result["losses"]) for result in results)
-    assert abs(total - loss) <= 1e-5 * abs(loss), (case, total, loss)
+    """Each microbatch's loss to 1e-5 relative, every gradient to 1e-4 of its norm, same actions as planned."""
+    losses, gradients = reference(case)
     merged: dict[str, Any] = {}
+    for rank_losses, data_rank in ((r["losses"], r["data_rank"]) for r in results if r["losses"]):
+        for actual, expected in zip(rank_losses, losses[data_rank], strict=True):
+            assert abs(actual - expected) <= 1e-5 * abs(expected), (case, rank_losses, losses)
+    assert sum(bool(result["losses"]) for result in results) == len(losses), case
     for result in results:
         merged.update(result["gradients"])
         assert result["done"] == result["planned"], case

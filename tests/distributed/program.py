@@ -30,7 +30,7 @@ _TINY = (
     "--model.override.n_kv_heads 2 --model.override.ffn_hidden 48 --model.override.vocab_size 258 "
     "--training.dataset text --training.batch_size 4 --training.seq_len 32 --training.warmup_steps 2 "
     "--metrics.log_freq 1 --checkpoint.keep_latest_k 0"
-).split()
+)
 
 Before = Callable[[int], None]  # called on each forked rank (its number) before the program
 
@@ -42,7 +42,7 @@ def tiny(folder: Path, *more: str, steps: int = 4) -> list[str]:
     if not corpus.exists():
         write_corpus(folder)
     end = f"--training.dataset_path {corpus} --training.steps {steps} --job.dump_folder {folder}".split()
-    return [*_TINY, *end, *" ".join(more).split()]
+    return [*_TINY.split(), *end, *" ".join(more).split()]
 
 
 def pipeline(degree: int, schedule: str = "1F1B", microbatches: int | None = None) -> str:

@@ -36,7 +36,21 @@ def check(folder: Path, world_size: int, tables: Tables, reference: list[dict[st
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_pipeline_equals_one_process(tmp_path: Path, degree: int, schedule: str, microbatches: int) -> None:
+    """Cases P13 (initial parameters, bit for bit) and L4 (the gradient norm is that of all stages)."""
     check(tmp_path, degree, {"experimental": pipeline(degree, schedule, microbatches)}, one_process(8))
+
+
+def test_the_norm_of_bf16_gradients_does_not_depend_on_the_partition(tmp_path: Path) -> None:
+    """Case L4: squares are summed in fp64, so even the last digits are the same."""
+    norms = []
+    for degree in (1, 2, 4):
+        tables = {
+            "training": {"mixed_precision_param": "bfloat16", "steps": 2},
+            "experimental": pipeline(degree, "1F1B", 4),
+        }
+        norms.append(train(tmp_path, degree, tables)[0]["norms"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-9)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-9)
 
 
 def test_fsdp_equals_one_process(tmp_path: Path) -> None:
@@ -44,6 +58,7 @@ def test_fsdp_equals_one_process(tmp_path: Path) -> None:
 
 
 def test_replicas_equal_one_process(tmp_path: Path) -> None:
+    """Case L5: replicas divide the gradient twice."""
     tables = {"training": {"batch_size": 4, "data_parallel_replicate_degree": 2}}
     check(tmp_path, 2, tables, one_process(8))
 
@@ -55,8 +70,9 @@ def test_hybrid_sharding_equals_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
 def test_fsdp_with_pipeline_equals_one_process(tmp_path: Path, schedule: str) -> None:
+    """Also case P6: pipeline 2 x shard 2 starts, and makes all its steps within a minute."""
     tables = {"training": {"batch_size": 4}, "experimental": pipeline(2, schedule, 3)}
-    check(tmp_path, 4, tables, one_process(8))
+    assert_same_run(one_process(8), train(tmp_path, 4, tables, timeout=60))
 
 
 def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
@@ -65,11 +81,13 @@ def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
 
 
 def test_accumulation_with_fsdp_equals_one_large_batch(tmp_path: Path) -> None:
+    """Case L1: accumulated gradients are scaled again at each of 4 steps."""
     tables = {"training": {"batch_size": 1, "global_batch_size": 8}}
     check(tmp_path, 2, tables, one_process(8))
 
 
 def test_accumulation_with_pipeline_equals_one_large_batch(tmp_path: Path) -> None:
+    """Case P15: pipeline with accumulation, 3 steps of 2 microbatches."""
     tables = {
         "training": {"batch_size": 4, "global_batch_size": 12},
         "experimental": pipeline(2, "1F1B", 2),
