@@ -3,7 +3,8 @@
     python benchmarks/trainer_overhead.py [--steps 40] [--threads 2]
 
 The bare loop is what a textbook has: forward, cross-entropy, backward, clip, step. Both run in one process, a
-step each in turn, so that the machine's moods hit both; the ratio is that of the medians of the steps. The goal is 0.97 or more.
+step each in turn, so that the machine's moods hit both; the ratio is that of the medians of the steps. The goal
+is 0.97 or more.
 """
 
 from __future__ import annotations
