@@ -22,13 +22,13 @@ from torch import nn
 
 from models.initialize import initialize_parameters
 from models.registry import configured_sizes, family
-from tests.distributed.ranks import free_port
 from trainer.build import build_pipeline
 from trainer.config.schema import Config
 from trainer.data.loader import Batch
 from trainer.loop import Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
 from trainer.plan.plan import make_plan
+from trainer.ports import free_port
 from trainer.process import RankIdentity, RankProcess
 
 _WARM_UP = 3  # steps that are not counted

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from trainer.config.load import load
 from trainer.config.processes import processes_needed
 from trainer.config.rules import check_for_training
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
+from trainer.ports import free_port
 from trainer.stop import SAME_REQUEST, SIGNALS
 
 _TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     if processes == 1:
-        os.execve(sys.executable, [sys.executable, str(_TRAIN), *arguments], _environment(0, 1, _free_port()))
+        os.execve(sys.executable, [sys.executable, str(_TRAIN), *arguments], _environment(0, 1, free_port()))
     return _Job.start(arguments, processes).wait()
 
 
@@ -54,12 +54,6 @@ def _processes(arguments: Sequence[str]) -> int:
     processes = int(asked) if asked else processes_needed(loaded.config)
     check_for_training(loaded, processes)
     return processes
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -90,7 +84,7 @@ class _Job:
 
     @classmethod
     def start(cls, arguments: Sequence[str], count: int) -> _Job:
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, str(_TRAIN), *arguments]
         end_with_launcher = partial(_end_with, os.getpid())
         job = cls(

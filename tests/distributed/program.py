@@ -19,8 +19,8 @@ import torch.distributed.fsdp
 
 import train
 import trainer.run  # noqa: F401  (this and torch's parts: else each forked rank imports them, for seconds)
-from tests.distributed.ranks import free_port
 from tests.distributed.training_run import write_corpus
+from trainer.ports import free_port
 
 # What may differ between two runs of the same training.
 TIMES = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -16,15 +15,11 @@ import torch
 import torch._dynamo  # else every forked rank that uses FSDP or an optimizer imports it itself, for seconds
 import torch.distributed as dist
 
+from trainer.ports import free_port
+
 
 class RankError(AssertionError):
     """A rank raised, died, or did not end in time."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_ranks(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.ranks import free_port
 from tests.distributed.training_run import configuration, write_corpus
 from trainer.build import build_pipeline
 from trainer.config.schema import Config
@@ -25,6 +24,7 @@ from trainer.errors import ExitCode, TrainingFailed
 from trainer.loop import Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
 from trainer.plan.plan import make_plan
+from trainer.ports import free_port
 from trainer.process import RankIdentity, RankProcess
 
 RANKS = 4
