@@ -32,12 +32,6 @@ class StoppedOnRequest(StagelineError):
     exit_code = ExitCode.STOPPED_ON_REQUEST
 
 
-class RankFailed(StagelineError):
-    """A rank raised, died, or made no progress."""
-
-    exit_code = ExitCode.RANK_FAILED
-
-
 class TrainingFailed(StagelineError):
     """Training itself went wrong: the loss is not finite beyond what is tolerated."""
 

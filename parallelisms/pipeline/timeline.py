@@ -48,10 +48,6 @@ class TimelineRecorder:
         self._notes: list[_Raw] | None = None  # None: off
         self._origin_ns = 0
 
-    @property
-    def recording(self) -> bool:
-        return self._notes is not None
-
     def start(self) -> None:
         """Record from here on, for one step."""
         if self._clock is not None:
