@@ -102,13 +102,35 @@ class Watchdog:
         reason, code = f"raised {type(error).__name__}: {_first_line(error)}", ExitCode.RANK_FAILED
         if isinstance(error, StagelineError):
             reason, stack, code = str(error), "", error.exit_code
+        failure = Failure(self._rank, self._rank, reason, status.sentence(), stack, code)
         try:
             if _is_lost_connection(error):
-                self._wait_for("failure", _GRACE)
-            self._claim(Failure(self._rank, self._rank, reason, status.sentence(), stack, code))
+                failure = self._who_died(failure)
+            self._claim(failure)
             self._end(self._failure())
         except dist.DistError as lost:
             self._end_without_store(lost)
+
+    def _who_died(self, lost: Failure) -> Failure:
+        """This rank lost a connection, which is seldom the first cause: time for the rank that caused it to say
+        so, or to show by its silence that it cannot. Otherwise `lost`."""
+        self._store.set(f"ending/{self._rank}", "1")
+        last = [self._beat_of(rank) for rank in range(self._world_size)]
+        if self._wait_for("failure", _GRACE):
+            return lost  # which is not the first one
+        for rank, beat in enumerate(last):
+            leaving = any(self._store.check([f"{word}/{rank}"]) for word in ("ending", "done"))
+            if not leaving and self._beat_of(rank) == beat:
+                status = self._published(rank)
+                reason = f"died: rank {self._rank} lost the connection to it in {lost.status}"
+                where = status.sentence() if status is not None else "not heard of"
+                return replace(lost, rank=rank, reason=reason, status=where)
+        return lost
+
+    def _beat_of(self, rank: int) -> str:
+        """What the rank published last; it changes with every beat. Empty if it never did."""
+        key = f"status/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     # The thread
 
@@ -167,17 +189,16 @@ class Watchdog:
         return rank, status, "; ".join(steps)
 
     def _published(self, rank: int) -> Status | None:
-        if not self._store.check([f"status/{rank}"]):
+        if not (beat := self._beat_of(rank)):
             return None
-        fields = json.loads(self._store.get(f"status/{rank}"))
+        fields = json.loads(beat)
         fields.pop("beat"), fields.pop("age")
         return Status(**fields)
 
     def _look_after_neighbour(self) -> None:
         neighbour = (self._rank + 1) % self._world_size
-        if neighbour == self._rank or not self._store.check([f"status/{neighbour}"]):
+        if neighbour == self._rank or not (beat := self._beat_of(neighbour)):
             return
-        beat = self._store.get(f"status/{neighbour}").decode()
         last, since = self._neighbour_beat
         if beat != last:
             self._neighbour_beat = (beat, time.monotonic())

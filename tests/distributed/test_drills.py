@@ -145,7 +145,8 @@ def test_a_rank_killed_by_signal_9_ends_all(tmp_path: Path) -> None:
     assert ending.codes[2] == -signal.SIGKILL
     assert [code for rank, code in enumerate(ending.codes) if rank != 2] == [ExitCode.RANK_FAILED] * 3, ending
     assert ending.said.count("stageline: rank") == 1, ending.said
-    assert "rank 2" in ending.said.strip().splitlines()[-1], ending.said
+    last = ending.said.strip().splitlines()[-1]
+    assert last.startswith("stageline: rank 2 died: rank "), ending.said
 
 
 def test_a_rank_that_sleeps_for_ever_is_named_with_its_stack_and_not_those_that_wait(tmp_path: Path) -> None:
