@@ -45,7 +45,9 @@ class StopRequest:
         for number in SIGNALS:
             signal.signal(number, _noted_elsewhere)
         signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=_listen_no_more)
+        # A helper process that is forked is asked to end on its own account. Until it has other handlers it would
+        # write to the socket of this one.
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_listen_no_more)
         threading.Thread(target=request._read, args=(reading,), name="stop requests", daemon=True).start()
         return request
 
@@ -97,8 +99,16 @@ def _noted_elsewhere(*_: object) -> None:
 
 
 def _listen_no_more() -> None:
-    """A forked helper process is asked to end on its own account, not on this one's."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) is _noted_elsewhere:
             signal.signal(number, signal.SIG_DFL)
+    _unblock()
+
+
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
