@@ -58,9 +58,10 @@ def launched(
 ) -> Iterator[Launched]:
     """Start the launcher (or another command) with the arguments; nothing of the job outlives the block."""
     mark = uuid4().hex
+    inherited = {name: value for name, value in os.environ.items() if name != "NGPU"}
     process = subprocess.Popen(
         [*command, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STAGELINE_TEST_JOB": mark, **environment},
+        env={**inherited, "PYTHONPATH": str(ROOT), "STAGELINE_TEST_JOB": mark, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -28,7 +28,8 @@ from trainer.stop import SAME_REQUEST, SIGNALS
 
 _TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
-_SECONDS_TO_END = 15.0  # for the other ranks, once one has ended with an error
+_SECONDS_TO_END = 8.0  # for the other ranks, once one has ended with an error, which the watchdogs agreed on
+_SECONDS_TO_NOTICE = 7.0  # longer, if it was killed, of which the watchdogs must first become aware
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +125,8 @@ class _Job:
             if self.first_failure is None:
                 self._look_for_failure()
                 if self.first_failure is not None:
-                    deadline = time.monotonic() + _SECONDS_TO_END
+                    killed = self.first_failure[1] < 0
+                    deadline = time.monotonic() + _SECONDS_TO_END + killed * _SECONDS_TO_NOTICE
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             time.sleep(0.05)
