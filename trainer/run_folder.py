@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.load import Loaded, config_to_toml
+from trainer.environment import describe_environment
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan
@@ -39,7 +40,11 @@ class RunFolder:
         return self.path / "timeline"
 
     def describe(self, loaded: Loaded, plan: Plan) -> None:
-        """Write the effective configuration and the plan. On one rank only."""
+        """Write the effective configuration, the plan, and the environment of this start. On one rank only."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(config_to_toml(loaded.config), encoding="utf-8")
         (self.path / "plan.json").write_text(json.dumps(plan.sections(), indent=1) + "\n", encoding="utf-8")
+        environment = describe_environment(plan.layout.world_size)
+        (self.path / "environment.json").write_text(
+            json.dumps(environment, indent=1) + "\n", encoding="utf-8"
+        )

@@ -16,7 +16,7 @@ from trainer import __version__
 from trainer.config.report import nearest
 from trainer.errors import ExitCode, StagelineError
 
-COMMANDS = ("plan", "check", "timeline", "generate", "prepare")
+COMMANDS = ("plan", "check", "timeline", "report", "generate", "prepare")
 
 _INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 _USAGE = "Usage: stageline COMMAND [arguments]; stageline COMMAND --help says more"
