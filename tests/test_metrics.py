@@ -191,6 +191,7 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 def test_a_resumed_run_goes_on_in_the_same_wandb_run_and_its_step_never_goes_back(
     tmp_path: Path, wandb_runs: list[FakeRun]
 ) -> None:
+    """Case O3: a new wandb run per restart."""
     for resumed, steps in ((0, range(1, 6)), (2, range(3, 5)), (4, range(5, 8))):
         track(tmp_path, resumed, steps, enable_wandb=True)
     assert len({run.options["id"] for run in wandb_runs}) == 1
@@ -288,6 +289,7 @@ def test_a_known_device_has_its_own_peak(name: str, peak: float) -> None:
     ],
 )
 def test_an_unknown_device_has_no_peak_and_never_that_of_another(name: str) -> None:
+    """Case O5: MFU computed with another device's peak."""
     assert peak_flops_of(name) is None
 
 

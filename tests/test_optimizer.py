@@ -73,6 +73,7 @@ def test_matrices_are_decayed_and_norms_and_biases_are_not() -> None:
 
 
 def test_of_a_llama_model_every_matrix_is_decayed_and_every_norm_is_not() -> None:
+    """Case L7: weight decay applied to norms and biases."""
     llama = family("llama3")
     with torch.device("meta"):
         groups = groups_by_name([llama.build(llama.sizes["debug"])], fused=False)
@@ -198,6 +199,8 @@ def test_the_rate_of_every_update_is_set_in_every_group() -> None:
 
 @given(st.integers(0, 12))
 def test_a_resumed_schedule_has_the_rates_of_a_straight_one_bit_for_bit(resumed_at: int) -> None:
+    """Case C2."""
+
     def schedule_of_new_run() -> Any:
         return build_lr_schedule(torch.optim.AdamW([nn.Parameter(torch.zeros(1))]), config(steps=12))
 

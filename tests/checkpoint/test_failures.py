@@ -57,6 +57,7 @@ def save_with_a_full_disk(rank: int, folder: Path, full_rank: int) -> dict[str, 
 def test_no_space_on_one_rank_keeps_the_last_valid_checkpoint_and_the_run(
     tmp_path: Path, full_rank: int
 ) -> None:
+    """Case C1: retention counts saves that failed."""
     first, second = run_ranks(save_with_a_full_disk, 2, tmp_path, full_rank)
     assert first["before"] == first["between"] == {"step-2"}
     assert first["after"] == second["after"] == {"step-6"}

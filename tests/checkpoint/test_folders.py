@@ -75,6 +75,7 @@ def test_retention_of_0_keeps_all(tmp_path: Path) -> None:
 
 
 def test_retention_touches_only_its_own_folders(tmp_path: Path) -> None:
+    """Case C5: it removes folders such as foo-step-100."""
     for name in FOREIGN:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "step-7").write_text("a file, not a folder")
@@ -89,6 +90,7 @@ def test_retention_touches_only_its_own_folders(tmp_path: Path) -> None:
 
 
 def test_retention_never_counts_an_invalid_or_unfinished_checkpoint(tmp_path: Path) -> None:
+    """Case C1."""
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "step-3" / MANIFEST_NAME).unlink()

@@ -109,6 +109,7 @@ def test_the_latest_checkpoint_restores_everything(tmp_path: Path) -> None:
 
 
 def test_rates_and_decay_after_a_resume_are_those_of_a_straight_run(tmp_path: Path) -> None:
+    """Case C2."""
     straight = Run(Layout(), 0)
     seen: list[tuple[float, float]] = []
     for _ in range(8):

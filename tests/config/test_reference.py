@@ -44,6 +44,7 @@ def test_every_shipped_file_is_listed_here() -> None:
 
 @pytest.mark.parametrize("name", WORLD_SIZES)
 def test_a_shipped_file_is_right_at_its_world_size_with_no_notice(name: str) -> None:
+    """Case O2: a shipped file that uses keys which are not there any more."""
     arguments = ("--config", f"{name}.toml")
     loaded = load(arguments)
     assert rules_broken(*arguments, world_size=WORLD_SIZES[name]) == []

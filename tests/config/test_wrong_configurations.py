@@ -114,6 +114,8 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_configuration_is_refused_with_its_reason_in_one_line(
     arguments: str, world_size: int, reason: str
 ) -> None:
+    """Cases P10 (tied embeddings in a pipeline), P14 (split points and degrees), D6 (a global batch that would be
+    floored), O2 (misspelled keys), O4 (types, negative numbers, unknown schedules)."""
     report = report_of(*arguments.split(), world_size=world_size)
     assert reason in report
     assert "\n" not in report

@@ -121,6 +121,8 @@ sources = st.sampled_from([ListSource, ListStream])
 def test_the_stream_is_the_same_straight_and_resumed_twice_on_other_degrees(
     kind: type, shuffle: bool, texts: list[str], layouts: Any, cuts: tuple[int, int], epochs: int | None
 ) -> None:
+    """Cases D2 (4 ranks, then 2), D5 (tokens in the packing buffer lost) and D7 (starts over at the second resume)."""
+
     def job(layout: tuple[int, int]) -> Job:
         ranks, batch_size = layout
         return Job(kind(texts), data_ranks=ranks, batch_size=batch_size, shuffle=shuffle, epochs=epochs)
@@ -166,6 +168,7 @@ def test_batches_are_int64_of_batch_size_by_sequence_length() -> None:
 
 
 def test_the_state_right_after_loading_is_the_state_that_was_loaded() -> None:
+    """Case D3: an epoch is lost."""
     job = Job(ListSource(TEXTS), data_ranks=2)
     job.steps(5)
     state = job.state()
@@ -198,6 +201,7 @@ def test_loading_goes_back_as_well_as_forward() -> None:
 
 
 def test_changing_the_batch_size_on_resume_neither_loses_nor_repeats_tokens() -> None:
+    """Case D4: skipping is repeated, or wrong after the batch size changed."""
     job = Job(ListSource(TEXTS), epochs=2)
     steps = job.steps(3)
     other = Job(ListSource(TEXTS), epochs=2, global_batch=6, batch_size=3, data_ranks=2, seq_len=7)
@@ -207,6 +211,7 @@ def test_changing_the_batch_size_on_resume_neither_loses_nor_repeats_tokens() ->
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_all_ranks_are_exhausted_before_the_same_step_and_stay_so(ranks: int) -> None:
+    """Case D1: one rank runs out of data."""
     job = Job(ListSource(TEXTS), data_ranks=ranks, epochs=1)
     job.steps(10**6)
     for _ in range(2):
@@ -262,6 +267,7 @@ class BrokenStream(StreamingSource):
 
 
 def test_a_source_that_stays_away_is_named_with_the_rank() -> None:
+    """Case D8."""
     loader = Job(BrokenStream(), data_ranks=2, global_batch=8, batch_size=4, seq_len=50).loaders[1]
     next(loader)
     next(loader)
@@ -322,6 +328,7 @@ def test_accumulation_follows_from_the_global_batch_size(tmp_path: Path) -> None
 def test_a_global_batch_that_does_not_divide_is_refused_not_rounded(
     size: int, batch_size: int, ranks: int
 ) -> None:
+    """Case D6: global batch 10 over 4 ranks silently floored."""
     with pytest.raises(ConfigurationError, match=f"global_batch_size {size} is not a multiple of"):
         accumulation_steps(size, batch_size, ranks)
 
@@ -348,6 +355,7 @@ def test_validation_reads_one_epoch_in_order_from_the_beginning_every_time(tmp_p
 def test_validation_over_the_whole_set_has_the_same_number_of_batches_on_every_rank(
     tmp_path: Path, ranks: int
 ) -> None:
+    """Case D9: it hangs when ranks have unequal shards."""
     folder = str(write_texts(tmp_path, TEXTS))
     config = configuration(training={"dataset": "text", "dataset_path": folder})
     counts = [

@@ -323,6 +323,7 @@ def test_a_stream_that_breaks_goes_on_at_the_document_where_it_broke(
 
 
 def test_a_stream_that_stays_away_ends_after_a_bounded_number_of_attempts() -> None:
+    """Case D8: a source that fails ends in a collective's timeout."""
     documents = flaky(at=3, times=10**9, waits=(0.0, 0.0)).documents(0)
     assert [next(documents) for _ in range(3)] == list("abc")
     with pytest.raises(

@@ -157,6 +157,7 @@ def test_accumulated_runs_and_several_pipelines_stand_in_one_timeline(tmp_path: 
 def test_the_prediction_from_measured_costs_is_within_5_percent_of_the_measured_step(
     name: str, tmp_path: Path
 ) -> None:
+    """Case P5: a receive that is posted early blocks ready sends and adds a bubble; here the step is as predicted."""
     timelines = measure(Sleep(name, tmp_path, seconds=0.02, steps=4, slow={1: 0.01}))
     ratios = []
     for timeline in timelines:

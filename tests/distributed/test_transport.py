@@ -68,6 +68,7 @@ def exchange_large_messages(rank: int, name: str, ranks: int, microbatches: int)
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 def test_every_schedule_completes_with_five_million_element_activations(name: str) -> None:
+    """Cases P4 (both ranks send before they receive) and P11 (output i paired with labels j)."""
     assert all(count > 0 for count in run_ranks(exchange_large_messages, 2, name, 2, 3))
 
 

@@ -43,6 +43,7 @@ def digests(model: nn.Module) -> dict[str, str]:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 6])
 def test_initial_parameters_do_not_depend_on_the_pipeline_split(stages: int) -> None:
+    """Case P13."""
     names = TINY.modules()
     per_stage = len(names) // stages
     parts: dict[str, str] = {}
