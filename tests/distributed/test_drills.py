@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -150,13 +151,21 @@ def test_a_rank_killed_by_signal_9_ends_all(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_sleeps_for_ever_is_named_with_its_stack_and_not_those_that_wait(tmp_path: Path) -> None:
-    ending = end_of(tmp_path, lambda _: pipeline_config(tmp_path), sleeps_for_ever)
+    few = {"train_timeout_seconds": 3, "trace_buf_size": 3}
+    ending = end_of(tmp_path, lambda _: pipeline_config(tmp_path, comm=few), sleeps_for_ever)
     assert ending.codes == [ExitCode.RANK_FAILED] * RANKS, ending
     last = ending.said.strip().splitlines()[-1]
     assert "rank 1 made no progress" in last, ending.said
     assert "1F0" in last
     assert "time.sleep" in ending.said, "the stack shows where the rank stands"
     assert ending.said.count("stageline: rank") == 1, ending.said
+    # The last collectives of every rank are kept: as many as comm.trace_buf_size says.
+    by_rank = recorded(tmp_path)
+    assert sorted(by_rank) == [f"flight_recorder_rank_{rank}.json" for rank in range(RANKS)]
+    for written in by_rank.values():
+        entries = written["gloo"]["entries"]
+        assert 0 < len(entries) <= 3
+        assert {entry["profiling_name"] for entry in entries} <= {"gloo:all_reduce", "gloo:all_gather"}
 
 
 def test_ranks_with_different_configurations_end_with_which_ranks_and_in_what(tmp_path: Path) -> None:
@@ -174,3 +183,9 @@ def test_an_error_that_all_ranks_share_is_said_once_without_a_traceback(tmp_path
     ending = end_of(tmp_path, lambda _: pipeline_config(tmp_path), ends_training)
     assert ending.codes == [ExitCode.TRAINING_FAILED] * RANKS, ending
     assert ending.said.strip() == "the loss is no number"
+    assert recorded(tmp_path) == {}, "nothing to do with collectives"
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What the flight recorders of the ranks wrote, by file name."""
+    return {path.name: json.loads(path.read_text()) for path in (folder / "logs").glob("flight_recorder_*")}
