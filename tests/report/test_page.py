@@ -116,7 +116,7 @@ def test_many_points_are_thinned_and_drawn_over_by_their_median(tmp_path: Path) 
     ]
     page = make_page(write_run(tmp_path / "run", rows=rows))
     taken = assert_harmless(page)
-    assert "bold: median of 101 logged steps" in page
+    assert "bold: median of 201 logged steps" in page
     assert "1 value lies above what is shown" in page
     assert len(page) < 300_000
     lines = [each for chart in _data(taken).values() for each in chart["lines"]]

@@ -58,7 +58,7 @@ class Chart:
     def window(self) -> int | None:
         """Over how many logged steps lines are smoothed; None where they need not be."""
         longest = max((len(line.series.steps) for line in self.lines if line.look is Look.PLAIN), default=0)
-        return longest // 50 | 1 if self.noisy and longest >= _NOISY else None
+        return longest // 25 | 1 if self.noisy and longest >= _NOISY else None
 
 
 def draw(chart: Chart, steps: Axis) -> Html:
