@@ -18,7 +18,9 @@ def corpus(folder: Path, characters: int) -> list[str]:
     return tiny(folder, ONE_EPOCH, steps=1000)
 
 
-@pytest.mark.parametrize("rest", [0, 20, 100])
+@pytest.mark.parametrize(
+    "rest", [20, pytest.param(0, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow)]
+)
 def test_two_ranks_end_like_one_where_the_last_batch_is_not_full(tmp_path: Path, rest: int) -> None:
     """Cases L3 and D1: of the last batch the second rank has nothing (rest 20), or both have some (100)."""
     characters = 3 * 8 * 16 + rest

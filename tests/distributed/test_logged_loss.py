@@ -37,9 +37,14 @@ def check(folder: Path) -> None:
 
 
 # The loss is on the last rank, but in V schedules on rank 0, which also holds the first stage.
-@pytest.mark.parametrize(
-    ("schedule", "ranks"), [*((name, 2) for name in V_SCHEDULES), ("1F1B", 2), ("GPipe", 4)]
-)
+CASES = [
+    ("1F1B", 2),
+    ("GPipe", 4),
+    *((n, 2) if n == "ZBVZeroBubble" else pytest.param(n, 2, marks=pytest.mark.slow) for n in V_SCHEDULES),
+]
+
+
+@pytest.mark.parametrize(("schedule", "ranks"), CASES)
 def test_the_logged_loss_of_a_pipeline_is_that_of_one_process(
     tmp_path: Path, schedule: str, ranks: int
 ) -> None:
@@ -49,10 +54,13 @@ def test_the_logged_loss_of_a_pipeline_is_that_of_one_process(
 
 
 @pytest.mark.parametrize(
-    "layout", [pipeline(2, V_SCHEDULES[0]), "--training.data_parallel_replicate_degree 2"]
+    ("layout", "ranks"),
+    [(pipeline(2, "ZBVZeroBubble"), 4), ("--training.data_parallel_replicate_degree 2", 2)],
+    ids=["V schedule with shards", "replicas"],
 )
-def test_the_logged_loss_of_four_ranks_is_that_of_one_process(tmp_path: Path, layout: str) -> None:
+def test_the_logged_loss_with_data_parallelism_is_that_of_one_process(
+    tmp_path: Path, layout: str, ranks: int
+) -> None:
     """Cases P8 and L4."""
-    ranks = 4 if "degree 2 --exp" in layout else 2
     run(tiny(tmp_path, BATCH_OF_8, "--training.batch_size 4", layout, steps=3), ranks)
     check(tmp_path)
