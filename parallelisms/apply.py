@@ -10,15 +10,15 @@ The pipeline needs nothing applied: a stage holds only its own modules.
 from __future__ import annotations
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from parallelisms.checkpointing import apply_activation_checkpointing
 from parallelisms.data import Precision, ShardedStage, shard_data_parallel
-from parallelisms.layout import REPLICATE, SHARD, Parallelism
+from parallelisms.layout import FSDP, REPLICATE, Parallelism
+from parallelisms.mesh import Meshes
 
 
 def apply_parallelisms(
-    module: nn.Module, mesh: DeviceMesh, parallelism: Parallelism, precision: Precision
+    module: nn.Module, meshes: Meshes, parallelism: Parallelism, precision: Precision
 ) -> ShardedStage | None:
     """Apply everything to one stage's module, on the meta device, in place."""
     apply_activation_checkpointing(module, parallelism.checkpointing, parallelism.checkpointing_option)
@@ -26,7 +26,7 @@ def apply_parallelisms(
         return None
     return shard_data_parallel(
         module,
-        mesh[REPLICATE, SHARD],
+        meshes.parameters[REPLICATE, FSDP],
         precision,
         reshard_after_forward=not parallelism.keep_gathered,
         cpu_offload=parallelism.cpu_offload,

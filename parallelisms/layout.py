@@ -1,7 +1,7 @@
 """The layout: which dimensions the ranks span, in which order, who sits where, and what is applied to stages.
 
-Plain data, decided from the configuration alone. Dimensions are ordered from the outermost, whose neighbours are far apart and exchange little, to the
-innermost, whose neighbours sit in one node and exchange much.
+Plain data, decided from the configuration alone. Dimensions are ordered from the outermost, whose neighbours are
+far apart and exchange little, to the innermost, whose neighbours sit in one node and exchange much.
 """
 
 from __future__ import annotations
@@ -11,29 +11,63 @@ from dataclasses import dataclass
 PIPELINE = "pipeline"
 REPLICATE = "replicate"
 SHARD = "shard"
+CONTEXT = "context"
+TENSOR = "tensor"
+# Over which parameters are sharded: data-parallel and context ranks together.
+FSDP = "fsdp"
+# Experts are spread over a part of those ranks, and what each holds is sharded over the others.
+EXPERT_SHARD = "expert_shard"
+EXPERT = "expert"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of all dimensions; their product is the world size."""
+    """Degrees of all dimensions; their product, without that of `expert`, is the world size.
+
+    `expert` spans ranks of the dimensions shard and context, the innermost first, so it divides their product.
+    """
 
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
 
     @property
     def dimensions(self) -> tuple[tuple[str, int], ...]:
         """Names and degrees, outermost first."""
-        return ((PIPELINE, self.pipeline), (REPLICATE, self.replicate), (SHARD, self.shard))
+        return (
+            (PIPELINE, self.pipeline),
+            (REPLICATE, self.replicate),
+            (SHARD, self.shard),
+            (CONTEXT, self.context),
+            (TENSOR, self.tensor),
+        )
 
     @property
     def world_size(self) -> int:
-        return self.pipeline * self.replicate * self.shard
+        return self.pipeline * self.ranks_of_a_stage
+
+    @property
+    def ranks_of_a_stage(self) -> int:
+        """How many ranks hold a part or a copy of one stage."""
+        return self.replicate * self.shard * self.context * self.tensor
 
     @property
     def data_ranks(self) -> int:
         """How many ranks read different data."""
         return self.replicate * self.shard
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Over how many ranks FSDP shards a parameter: those of a context group hold the same parameters too."""
+        return self.shard * self.context
+
+    @property
+    def ranks_of_a_token(self) -> int:
+        """How many ranks have a token of the data among their own: a pipeline's, a tensor-parallel group's."""
+        return self.pipeline * self.tensor
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a global rank sits in each dimension."""
@@ -46,13 +80,19 @@ class Layout:
         return self.coordinates(rank)[PIPELINE]
 
     def data_rank(self, rank: int) -> int:
-        """Which part of the data a global rank reads: equal for all ranks of one pipeline."""
+        """Which part of the data a global rank reads: equal for all ranks of one pipeline, context or tensor
+        group."""
         position = self.coordinates(rank)
         return position[REPLICATE] * self.shard + position[SHARD]
 
+    def pipeline_index(self, rank: int) -> int:
+        """Which of the job's pipelines a global rank belongs to."""
+        return rank % self.ranks_of_a_stage
+
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
         """The global ranks of the pipeline that `rank` belongs to, first stage's rank first."""
-        return tuple(p * self.data_ranks + self.data_rank(rank) for p in range(self.pipeline))
+        index = self.pipeline_index(rank)
+        return tuple(p * self.ranks_of_a_stage + index for p in range(self.pipeline))
 
 
 @dataclass(frozen=True)

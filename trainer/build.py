@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from models.initialize import initialize_parameters
 from models.registry import family
 from parallelisms.apply import apply_parallelisms
 from parallelisms.data import Precision, ShardedStage
-from parallelisms.mesh import build_mesh
+from parallelisms.mesh import Meshes, build_meshes
 from parallelisms.pipeline.channels import Channels
 from parallelisms.pipeline.execute import Boundary, Executor, Observer
 from parallelisms.pipeline.factory import PipelineSchedule
@@ -28,7 +27,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Pipeline:
     """This rank's share of the model and what runs it."""
 
-    mesh: DeviceMesh
+    meshes: Meshes
     stages: dict[int, Stage]
     executor: Executor
     evaluator: Executor | None  # forward only, where the configuration validates
@@ -41,18 +40,18 @@ class Pipeline:
 
 def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: Observer) -> Pipeline:
     """Collective over all ranks: mesh, stages with initial parameters, executors that tell `observer`."""
-    mesh = build_mesh(plan.layout, process.device.type)
+    meshes = build_meshes(plan.layout, process.device.type)
     stages = {
-        index: _build_stage(index, config, plan, process, mesh)
+        index: _build_stage(index, config, plan, process, meshes)
         for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
     }
     executor = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process, observer)
     if plan.validation is None:
-        return Pipeline(mesh, stages, executor, None)
+        return Pipeline(meshes, stages, executor, None)
     seq_len = plan.validation.seq_len
     schedule = plan.validation.schedule
     evaluator = _build_executor(schedule, seq_len, stages, config, plan, process, process.progress)
-    return Pipeline(mesh, stages, executor, evaluator)
+    return Pipeline(meshes, stages, executor, evaluator)
 
 
 def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Module:
@@ -61,11 +60,11 @@ def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Modu
         return family(config.model.name).build(plan.sizes, modules)
 
 
-def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, mesh: DeviceMesh) -> Stage:
+def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, meshes: Meshes) -> Stage:
     planned = plan.stages[index]
     module = build_model(config, plan, planned.modules)
     sharding: ShardedStage | None = apply_parallelisms(
-        module, mesh, plan.parallelism, config_precision(config)
+        module, meshes, plan.parallelism, config_precision(config)
     )
     # Sharded first, filled afterwards: no rank ever holds a whole stage that is sharded.
     offloaded = config.training.enable_cpu_offload

@@ -163,9 +163,9 @@ class Loop:
         """The counted tokens of the global batch, before the first backward needs them."""
         self._progress.phase("counting tokens", collective=True)
         counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
-        # Every rank of a pipeline has the same data: the sum over the world counts it once per pipeline rank.
+        # Several ranks have the same tokens: the sum over the world counts each once for every one of them.
         dist.all_reduce(counted)
-        return counted // self._plan.layout.pipeline
+        return counted // self._plan.layout.ranks_of_a_token
 
     def _skip(self, loss: float, grad_norm: float) -> None:
         """All ranks come here together, since they share both values."""

@@ -60,7 +60,7 @@ def write_timeline(
         report = RankReport(
             rank,
             layout.pipeline_rank(rank),
-            layout.data_rank(rank),
+            layout.pipeline_index(rank),
             socket.gethostname(),
             _boot(),
             offset,
@@ -80,9 +80,9 @@ def write_timeline(
 
 def collected_ranks(layout: Layout) -> tuple[int, ...]:
     """The ranks whose recordings are kept: all, or in a large job those of evenly chosen pipelines."""
-    pipelines = min(layout.data_ranks, max(1, _MOST_RANKS // layout.pipeline))
-    chosen = {index * layout.data_ranks // pipelines for index in range(pipelines)}
-    return tuple(rank for rank in range(layout.world_size) if layout.data_rank(rank) in chosen)
+    pipelines = min(layout.ranks_of_a_stage, max(1, _MOST_RANKS // layout.pipeline))
+    chosen = {index * layout.ranks_of_a_stage // pipelines for index in range(pipelines)}
+    return tuple(rank for rank in range(layout.world_size) if layout.pipeline_index(rank) in chosen)
 
 
 def _write(folder: Path, timeline: Timeline) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.attend import Attend
 from models.layers.cache import LayerCache
 from models.layers.rope import rotate
+from models.layers.sequences import Sequences
 
 
 class Attention(nn.Module):
@@ -23,13 +23,17 @@ class Attention(nn.Module):
         self.wk = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
         self.wv = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
         self.wo = nn.Linear(n_heads * head_dim, dim, bias=False)
+        self.attend = Attend()
 
-    def forward(self, x: Tensor, turns: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, turns: Tensor, sequences: Sequences, cache: LayerCache | None = None
+    ) -> Tensor:
         """Attend from each token to itself and those before it.
 
         Args:
             x: (B, T, dim).
             turns: rotations of the T positions, see `models.layers.rope.rotations`.
+            sequences: where the T tokens stand.
             cache: keys and values of the tokens before x, to which those of x are added.
 
         Returns:
@@ -39,17 +43,7 @@ class Attention(nn.Module):
         q = rotate(self.wq(x).unflatten(-1, heads), turns).transpose(1, 2)  # (B, H, T, D)
         k = rotate(self.wk(x).unflatten(-1, heads), turns).transpose(1, 2)  # (B, KV, T, D)
         v = self.wv(x).unflatten(-1, heads).transpose(1, 2)  # (B, KV, T, D)
-        grouped = q.shape[1] != k.shape[1]
-        if cache is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        else:
+        if cache is not None:
             k, v = cache.append(k, v)
-            # A single token, the newest, sees all there are.
-            mask = None if q.shape[2] == 1 else _causal_mask(q.shape[2], k.shape[2], x.device)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+        y = self.attend(q, k, v, sequences)
         return self.wo(y.transpose(1, 2).flatten(-2))
-
-
-def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """(queries, keys), true where the key is not after the query; the last query is the last key's token."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

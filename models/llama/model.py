@@ -23,6 +23,7 @@ from models.layers.cache import KeyValueCache, LayerCache
 from models.layers.feed_forward import FeedForward
 from models.layers.norm import build_norm
 from models.layers.rope import rotations
+from models.layers.sequences import Sequences
 from models.llama.sizes import LlamaSizes
 
 
@@ -36,9 +37,11 @@ class TransformerBlock(nn.Module):
         self.attention_norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps)
         self.ffn_norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps)
 
-    def forward(self, x: Tensor, turns: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, turns: Tensor, sequences: Sequences, cache: LayerCache | None = None
+    ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        h = x + self.attention(self.attention_norm(x), turns, cache)
+        h = x + self.attention(self.attention_norm(x), turns, sequences, cache)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -72,27 +75,27 @@ class Transformer(nn.Module):
         self.output = nn.Linear(sizes.dim, sizes.vocab_size, bias=False) if own_output else None
 
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, cache: KeyValueCache | None = None
+        self, x: Tensor, sequences: Sequences | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Run the modules that are there.
 
         Args:
             x: tokens (B, T), integers, if the embedding is among the modules, else hidden states (B, T, D).
-            positions: (T,) or (B, T), integers; by default those after the tokens in the cache.
+            sequences: where the tokens stand; by default one after the other, after those in the cache.
             cache: for generation, see `new_cache`.
 
         Returns:
             Logits (B, T, V) if the output is among the modules, else hidden states (B, T, D).
         """
-        if positions is None:
+        if sequences is None:
             past = 0 if cache is None else cache.length
-            positions = torch.arange(past, past + x.shape[1], device=x.device)
+            sequences = Sequences.in_order(x.shape[1], x.device, past=past)
         h = x if self.tok_embeddings is None else self.tok_embeddings(x)
         if self.layers:
             sizes = self.sizes
-            turns = rotations(positions, sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
+            turns = rotations(sequences.positions, sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
             for name, layer in self.layers.items():
-                h = layer(h, turns, None if cache is None else cache.layers[name])
+                h = layer(h, turns, sequences, None if cache is None else cache.layers[name])
         if self.norm is not None:
             h = self.norm(h)
         if self.output is not None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from models.layers.sequences import Sequences
 from parallelisms.pipeline.actions import Action, ActionLists, Kind
 from parallelisms.pipeline.channels import Channels
 from parallelisms.pipeline.release import release_points
@@ -101,21 +102,29 @@ class Executor:
         self._outgoing: dict[tuple[Kind, int, int], Tensor] = {}
         self._sends: dict[Action, _Outgoing] = {}  # in order of posting
         self._losses: dict[int, Tensor] = {}
+        self._sequences: Sequence[Sequences] | None = None
 
     def run(
-        self, inputs: Sequence[Tensor], loss: LossFunction | None, *, last_accumulation: bool = True
+        self,
+        inputs: Sequence[Tensor],
+        loss: LossFunction | None,
+        *,
+        sequences: Sequence[Sequences] | None = None,
+        last_accumulation: bool = True,
     ) -> list[Tensor]:
         """Carry out the list once.
 
         Args:
             inputs: tokens (rows, T) of every microbatch; used by the first stage, and by all for their rows.
             loss: see `LossFunction`; used by the last stage.
+            sequences: where the tokens of every microbatch stand; used by all stages. None: in order.
             last_accumulation: gradients of a sharded stage are reduced in this run.
 
         Returns:
             The loss of every microbatch, detached, on the rank that owns the last stage; otherwise nothing.
         """
         self.peak_held = 0
+        self._sequences = sequences
         for stage in self._stages.values():
             if stage.sharding is not None:
                 stage.sharding.set_last_backward(False)
@@ -175,10 +184,12 @@ class Executor:
     ) -> None:
         x = _of(action, inputs) if stage.is_first else self._take_input(action)
         self._observer.ready(action)
-        output = stage.forward(_microbatch(action), x, loss)
+        microbatch = _microbatch(action)
+        sequences = None if self._sequences is None else self._sequences[microbatch]
+        output = stage.forward(microbatch, x, loss, sequences)
         self.peak_held = max(self.peak_held, sum(s.microbatches_held for s in self._stages.values()))
         if stage.is_last:
-            self._losses[_microbatch(action)] = output
+            self._losses[microbatch] = output
         else:
             self._hand_on(Kind.FORWARD, stage.index + 1, action, output)
 

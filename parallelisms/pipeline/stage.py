@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from models.layers.sequences import Sequences
 from parallelisms.data import ShardedStage
 from parallelisms.pipeline.deferred import (
     PendingGradients,
@@ -56,11 +57,16 @@ class Stage:
         """How many microbatches hold activations (or operands of weight gradients) now."""
         return len(self._held)
 
-    def forward(self, microbatch: int, x: Tensor, loss: LossFunction | None) -> Tensor:
-        """Output for the next stage (B, T, D), or on the last stage the loss; detached either way."""
+    def forward(
+        self, microbatch: int, x: Tensor, loss: LossFunction | None, sequences: Sequences | None = None
+    ) -> Tensor:
+        """Output for the next stage (B, T, D), or on the last stage the loss; detached either way.
+
+        `sequences` says where the tokens stand; None: one after the other from position 0.
+        """
         if not self.is_first:
             x.requires_grad_(torch.is_grad_enabled())
-        output = self.module(x)
+        output = self.module(x, sequences)
         if self.is_last and loss is not None:
             output = loss(output, microbatch)
         if torch.is_grad_enabled():

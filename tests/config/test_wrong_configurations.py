@@ -96,7 +96,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("tokenizer that is not there", "--model.tokenizer_path /nonexistent/tokenizer.model", 1, "there is no such file"),
     ("checkpoint that is not there", "--checkpoint.load_step 999 --job.dump_folder /nonexistent", 1, "no checkpoint of this step"),
     ("load step without checkpoints", "--checkpoint.load_step 5 --checkpoint.enable_checkpoint false", 1, "has no effect"),
-    ("tensor parallel", "--training.tensor_parallel_degree 2", 2, "known from torchtitan, not available in Stageline"),
+    ("early step in backward", "--optimizer.early_step_in_backward", 1, "known from torchtitan, not available in Stageline"),
     ("asynchronous checkpoints", "--checkpoint.async_mode async", 1, "known from torchtitan, not available"),
     ("a large model here", "--config llama_405b.toml", 1, "needs an accelerator"),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from models.llama.sizes import LLAMA3, LlamaSizes
 from parallelisms.apply import apply_parallelisms
 from parallelisms.data import Precision
 from parallelisms.layout import Layout, Parallelism
-from parallelisms.mesh import build_mesh
+from parallelisms.mesh import build_meshes
 from parallelisms.pipeline.channels import Channels
 from parallelisms.pipeline.execute import Boundary, Executor
 from parallelisms.pipeline.factory import build_schedule
@@ -107,7 +107,7 @@ def rows_of(case: Case) -> list[int]:
 def run_case(rank: int, case: Case) -> dict[str, Any]:
     """One step on this rank: its microbatch losses, gradients, actions done and planned, peak activations."""
     layout = Layout(case.pipeline, case.replicate, case.shard)
-    mesh = build_mesh(layout, "cpu")
+    meshes = build_meshes(layout, "cpu")
     pipeline_rank = layout.pipeline_rank(rank)
     family = find(case.schedule)
     placement = family.place(case.pipeline, case.stages_per_rank)
@@ -121,7 +121,7 @@ def run_case(rank: int, case: Case) -> dict[str, Any]:
     for index in placement.stages_of(pipeline_rank):
         module: nn.Module = Transformer(case.sizes, modules[index])
         parallelism = Parallelism(sharded, keep_gathered=True, checkpointing=case.checkpointing)
-        sharding = apply_parallelisms(module, mesh, parallelism, Precision())
+        sharding = apply_parallelisms(module, meshes, parallelism, Precision())
         initialize_parameters(module, seed=3)
         last = index == placement.stages - 1
         stages[index] = Stage(

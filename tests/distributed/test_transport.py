@@ -33,7 +33,9 @@ class CheckingStage(Stage):
         assert tensor[0, 0, 0] == expected, (self.index, microbatch, tensor[0, 0, 0], expected)
         assert tensor[-1, -1, -1] == expected
 
-    def forward(self, microbatch: int, x: Tensor, loss: LossFunction | None) -> Tensor:
+    def forward(
+        self, microbatch: int, x: Tensor, loss: LossFunction | None, sequences: object = None
+    ) -> Tensor:
         if not self.is_first:
             self._check(x, self.index - 1, microbatch, 1)
         return torch.zeros(()) if self.is_last else self._message(microbatch, 1)

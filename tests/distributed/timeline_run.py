@@ -66,7 +66,9 @@ class SleepingStage(Stage):
         super().__init__(index, nn.Identity(), last=last, split_backward=False)
         self._seconds, self._slow = seconds, slow
 
-    def forward(self, microbatch: int, x: Tensor, loss: LossFunction | None) -> Tensor:
+    def forward(
+        self, microbatch: int, x: Tensor, loss: LossFunction | None, sequences: object = None
+    ) -> Tensor:
         time.sleep(self._seconds + self._slow)
         return torch.zeros(()) if self.is_last else torch.zeros(_SHAPE)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models import registry
 from models.initialize import initialize_parameters
+from models.layers.sequences import Sequences
 from models.llama.model import Transformer
 from models.llama.sizes import LlamaSizes
 from models.sizes import RopeScaling
@@ -123,11 +124,11 @@ def test_positions_can_be_given_per_sequence() -> None:
     x = tokens()
     with torch.no_grad():
         by_default = model(x)
-        assert torch.equal(by_default, model(x, positions=torch.arange(10)))
-        torch.testing.assert_close(by_default, model(x, positions=torch.arange(10).expand(2, 10)))
+        assert torch.equal(by_default, model(x, Sequences(torch.arange(10))))
+        torch.testing.assert_close(by_default, model(x, Sequences(torch.arange(10).expand(2, 10))))
         # Only distances matter: a sequence that starts later gives the same logits.
         shifted = torch.stack((torch.arange(10), torch.arange(10) + 7))
-        torch.testing.assert_close(by_default, model(x, positions=shifted), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(by_default, model(x, Sequences(shifted)), rtol=1e-4, atol=1e-5)
 
 
 def gradients(stages: list[Transformer]) -> dict[str, Tensor]:
@@ -190,8 +191,8 @@ def test_bf16_logits_are_near_those_of_fp32_at_distant_positions() -> None:
     model = build(TINY)
     positions = torch.arange(5000, 5010)
     with torch.no_grad():
-        exact = model(tokens(), positions)
-        rounded = build(TINY).bfloat16()(tokens(), positions)
+        exact = model(tokens(), Sequences(positions))
+        rounded = build(TINY).bfloat16()(tokens(), Sequences(positions))
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).norm() / exact.norm() < 0.03
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.activations import Kernels, saved_by
 from models.layers.rope import rotations
+from models.layers.sequences import Sequences
 from models.llama.model import TransformerBlock
 from models.llama.sizes import LlamaSizes
 from models.registry import family
@@ -52,9 +53,9 @@ def bytes_kept(function: Any, parameters: list[nn.Parameter]) -> int:
 def layer_bytes(sizes: LlamaSizes, dtype: torch.dtype, device: str = "cpu") -> int:
     layer = TransformerBlock(sizes).to(device, dtype)
     x = torch.randn(B, T, sizes.dim, dtype=dtype, device=device, requires_grad=True)
-    positions = torch.arange(T, device=device)
-    turns = rotations(positions, sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
-    return bytes_kept(lambda: layer(x, turns), list(layer.parameters()))
+    sequences = Sequences.in_order(T, torch.device(device))
+    turns = rotations(sequences.positions, sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
+    return bytes_kept(lambda: layer(x, turns, sequences), list(layer.parameters()))
 
 
 def predicted(sizes: Sizes, module: str, element: int, kernels: Kernels) -> int:

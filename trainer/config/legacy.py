@@ -151,7 +151,6 @@ UNAVAILABLE = MappingProxyType(
         "model.print_after_conversion": (False,),
         "optimizer.early_step_in_backward": (False,),
         "lr_scheduler.total_steps": (),
-        "training.tensor_parallel_degree": (1,),
         "training.disable_loss_parallel": (False,),
         "training.data_parallel_type": ("fsdp",),
         "training.fsdp_reshard_after_forward": ("default",),
@@ -173,8 +172,6 @@ UNAVAILABLE = MappingProxyType(
             )
         },
         "debug.deterministic_warn_only": (False,),
-        "experimental.context_parallel_degree": (1,),
-        "experimental.expert_parallel_degree": (1,),
         "experimental.expert_tensor_parallel_degree": (1,),
         "experimental.enable_async_tensor_parallel": (False,),
         "experimental.enable_compiled_autograd": (False,),

@@ -16,4 +16,6 @@ def degrees_product(config: Config) -> int:
     """Ranks that the configured degrees make together, with a shard degree of -1 as 1."""
     training = config.training
     shard = max(1, training.data_parallel_shard_degree)
-    return config.experimental.pipeline_parallel_degree * training.data_parallel_replicate_degree * shard
+    experimental = config.experimental
+    inner = experimental.context_parallel_degree * training.tensor_parallel_degree
+    return experimental.pipeline_parallel_degree * training.data_parallel_replicate_degree * shard * inner

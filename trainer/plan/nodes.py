@@ -10,6 +10,8 @@ _MEANING = {
     "pipeline": "stages, one after the other",
     "replicate": "copies of the model",
     "shard": "parameters cut and gathered (FSDP)",
+    "context": "parts of every sequence",
+    "tensor": "parts of every layer's matrices",
 }
 
 
@@ -84,5 +86,5 @@ def _together(stride: int, degree: int, gpus_per_node: int, world_size: int) -> 
 
 def global_ranks(layout: Layout, pipeline_rank: int) -> tuple[int, int]:
     """First and last global rank at one place of the pipeline."""
-    first = pipeline_rank * layout.data_ranks
-    return first, first + layout.data_ranks - 1
+    first = pipeline_rank * layout.ranks_of_a_stage
+    return first, first + layout.ranks_of_a_stage - 1

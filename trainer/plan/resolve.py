@@ -13,9 +13,10 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
     pipeline = config.experimental.pipeline_parallel_degree
     replicate = training.data_parallel_replicate_degree
     shard = training.data_parallel_shard_degree
+    context, tensor = config.experimental.context_parallel_degree, training.tensor_parallel_degree
     if shard == -1:
-        shard = max(1, world_size // (pipeline * replicate))
-    return Layout(pipeline, replicate, shard)
+        shard = max(1, world_size // (pipeline * replicate * context * tensor))
+    return Layout(pipeline, replicate, shard, context, tensor, config.experimental.expert_parallel_degree)
 
 
 def microbatches_of(config: Config, stages: int) -> tuple[int, tuple[str, ...]]:

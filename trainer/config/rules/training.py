@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from trainer.config.report import Problem, nearest_number
@@ -10,20 +11,20 @@ from trainer.config.schema import Config
 _PIPELINE = "experimental.pipeline_parallel_degree"
 _REPLICATE = "training.data_parallel_replicate_degree"
 _SHARD = "training.data_parallel_shard_degree"
+_CONTEXT = "experimental.context_parallel_degree"
+_TENSOR = "training.tensor_parallel_degree"
 _GLOBAL = "training.global_batch_size"
 
 
 def product_of_degrees_equals_world_size(config: Config, world_size: int | None) -> Iterator[Problem]:
-    """Pipeline × replicate × shard is the number of processes; a shard degree of -1 takes what remains."""
+    """The product of all degrees is the number of processes; a shard degree of -1 takes what remains."""
     if world_size is None or data_ranks(config, world_size) is not None:
         return
-    pipeline = config.experimental.pipeline_parallel_degree
-    replicate = config.training.data_parallel_replicate_degree
-    shard = config.training.data_parallel_shard_degree
-    degrees = {_PIPELINE: pipeline, _REPLICATE: replicate, _SHARD: shard}
+    degrees = _degrees(config)
+    shard = degrees[_SHARD]
     processes = f"{world_size} process{'es' if world_size > 1 else ''}"
     product = " × ".join(f"{key.partition('.')[2]} {degree}" for key, degree in degrees.items() if degree > 1)
-    others = pipeline * replicate
+    others = math.prod(degree for key, degree in degrees.items() if key != _SHARD)
     if shard == -1:
         message = f"{product} does not divide {processes}"
     else:
@@ -124,15 +125,27 @@ def decay_cut_off_by_the_warmup(config: Config) -> Iterator[str]:
 
 def data_ranks(config: Config, world_size: int | None) -> int | None:
     """Ranks that read different data, or None where it is not known or the degrees do not fit the world size."""
-    replicate = config.training.data_parallel_replicate_degree
-    shard = config.training.data_parallel_shard_degree
-    pipeline = config.experimental.pipeline_parallel_degree
+    degrees = _degrees(config)
+    replicate, shard = degrees[_REPLICATE], degrees[_SHARD]
+    same_data = degrees[_PIPELINE] * degrees[_CONTEXT] * degrees[_TENSOR]
     if shard == -1:
-        if world_size is None or world_size % (pipeline * replicate):
+        if world_size is None or world_size % (same_data * replicate):
             return None
-        return world_size // pipeline
+        return world_size // same_data
     ranks = replicate * shard
-    return ranks if world_size is None or world_size == pipeline * ranks else None
+    return ranks if world_size is None or world_size == same_data * ranks else None
+
+
+def _degrees(config: Config) -> dict[str, int]:
+    """The degrees whose product is the number of processes, by key."""
+    training, experimental = config.training, config.experimental
+    return {
+        _PIPELINE: experimental.pipeline_parallel_degree,
+        _REPLICATE: training.data_parallel_replicate_degree,
+        _SHARD: training.data_parallel_shard_degree,
+        _CONTEXT: experimental.context_parallel_degree,
+        _TENSOR: training.tensor_parallel_degree,
+    }
 
 
 def _right_alone(key: str, degrees: dict[str, int], world_size: int) -> list[int]:

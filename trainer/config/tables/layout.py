@@ -8,7 +8,7 @@ from trainer.config.tables.base import EveryNth, Names, Positive, Table, Text
 
 
 class Experimental(Table):
-    """Pipeline parallelism."""
+    """Pipeline, context and expert parallelism."""
 
     pipeline_parallel_degree: Positive = 1
     """Ranks of a pipeline (not stages: a rank can own several). 1: no pipeline."""
@@ -35,6 +35,13 @@ class Experimental(Table):
     pipeline_parallel_memory_limit: float | None = Field(default=None, gt=0)
     """Most activations a rank may hold, in microbatches of its whole share, for schedules that can trade
     time for memory."""
+
+    context_parallel_degree: Positive = 1
+    """Ranks over which every sequence is divided."""
+
+    expert_parallel_degree: Positive = 1
+    """Ranks over which the experts of every layer are spread; they are among the data-parallel and context ranks,
+    so this divides data_parallel_shard_degree × context_parallel_degree."""
 
 
 class ActivationCheckpoint(Table):

@@ -112,6 +112,9 @@ class Training(Table):
     data_parallel_shard_degree: DegreeOrRest = -1
     """Ranks over which parameters, gradients and optimizer state are sharded (FSDP)."""
 
+    tensor_parallel_degree: Positive = 1
+    """Ranks over which the matrices of every layer are divided, with the sequence between them."""
+
     enable_cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in the host's memory."""
 
