@@ -3,18 +3,17 @@
 Counted are the tensors that autograd saves and that do not belong to the parameters, each storage once. How many
 there are depends on the kernels: accelerators have a fused RMSNorm that keeps its input, the CPU's is
 composed of small operations and keeps an fp32 copy of its input and the normalised one as well.
+
+Here are the modules that all families share; what a layer keeps stands beside each family's model.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
-from models.llama.activations import llama_module
-from models.llama.sizes import LlamaSizes
-from models.saved import Saved
-from models.sizes import Sizes
-
-__all__ = ["Kernels", "Saved", "saved_by"]
+FP32 = 4
+_INT64 = 8
 
 
 class Kernels(Enum):
@@ -24,18 +23,76 @@ class Kernels(Enum):
     CPU = "cpu"  # composed norms, flash attention
 
 
-def saved_by(sizes: Sizes, module: str, element: int, kernels: Kernels) -> Saved:
-    """Bytes per token that a module keeps.
+@dataclass(frozen=True)
+class Saved:
+    """Of one module, bytes for each token of a microbatch.
 
-    Args:
-        sizes: of the whole model.
-        module: out of `sizes.modules()`.
-        element: bytes of a number in the format in which the model computes (2 or 4).
-        kernels: whose kernels run.
-
-    Raises:
-        TypeError: nothing is known of this family.
+    Attributes:
+        input: its input, which is all that stays under activation checkpointing.
+        inside: what else it saves.
+        deferred: what stays from the gradient of the input to that of the weights, when these are separate:
+            input and output gradient of every linear layer.
+        temporary: the most that its own backward needs beside all that, for a moment.
+        forward_temporary: the same of its forward.
+        per_sequence: bytes for each position of a microbatch, whatever its number of sequences; modules of one
+            stage share them.
+        holds_input: whether the input itself is among what is kept, and not only a copy in another format.
     """
-    if isinstance(sizes, LlamaSizes):
-        return llama_module(sizes, module, element, fused_norm=kernels is Kernels.ACCELERATOR)
-    raise TypeError(f"what a model of {type(sizes).__name__} keeps for its backward is not known")
+
+    input: int = 0
+    inside: int = 0
+    deferred: int = 0
+    temporary: int = 0
+    forward_temporary: int = 0
+    per_sequence: int = 0
+    holds_input: bool = True
+
+    @property
+    def whole(self) -> int:
+        return self.input + self.inside
+
+
+@dataclass(frozen=True)
+class NormSaved:
+    """What a norm keeps for each token, in bytes: its input, and what else."""
+
+    input: int
+    more: int
+
+
+def norm_saved(dim: int, norm_type: str, element: int, kernels: Kernels) -> NormSaved:
+    """Of a norm over `dim` features, numbers of `element` bytes.
+
+    The fused RMSNorm keeps one fp32 statistic beside its input. The composed one keeps its input and the normalised
+    input in fp32.
+    """
+    if norm_type != "rmsnorm":
+        return NormSaved(element * dim, 2 * FP32)  # mean and deviation; fused everywhere
+    if kernels is Kernels.ACCELERATOR:
+        return NormSaved(element * dim, FP32)
+    return NormSaved(FP32 * dim, FP32 * (dim + 1))
+
+
+def embedding_saved() -> Saved:
+    """Of the embedding: the tokens."""
+    return Saved(input=_INT64)
+
+
+def last_norm_saved(dim: int, norm_type: str, element: int, kernels: Kernels) -> Saved:
+    """Of the norm before the output."""
+    norm = norm_saved(dim, norm_type, element, kernels)
+    return Saved(input=norm.input, inside=norm.more, temporary=element * 2 * dim)
+
+
+def output_saved(dim: int, vocab_size: int, element: int) -> Saved:
+    """Of the output and the loss."""
+    return Saved(
+        input=element * dim,
+        # log-softmax in fp32, and the labels
+        inside=FP32 * vocab_size + _INT64,
+        deferred=element * (dim + vocab_size),
+        # The gradient of the log-softmax and that of its input, both in fp32.
+        temporary=2 * FP32 * vocab_size,
+        # The logits, and a copy of them in fp32 if they are not.
+        forward_temporary=(element + (FP32 if element != FP32 else 0)) * vocab_size,
+    )

@@ -1,52 +1,28 @@
-"""The models that a configuration can name: families, their flavors, and how each is built. No torch here."""
+"""The models that a configuration can name: a line for each family, which lives in a folder of its own. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
-from models.llama.sizes import LLAMA2, LLAMA3, LLAMA3_1, LLAMA3_2, LlamaSizes
+from models.family import Family
 from models.sizes import apply_overrides
 
-if TYPE_CHECKING:
-    from models.llama.model import Transformer
+_FAMILIES = MappingProxyType(
+    {
+        "llama2": "models.llama:LLAMA2",
+        "llama3": "models.llama:LLAMA3",
+        "llama3.1": "models.llama:LLAMA3_1",
+        "llama3.2": "models.llama:LLAMA3_2",
+        "llama3.3": "models.llama:LLAMA3_3",
+    }
+)
 
 
 class UnknownModelError(ValueError):
     """No family, or no flavor of the family, of this name."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """Models of one architecture that differ in size: `sizes[flavor]`."""
-
-    name: str
-    sizes: Mapping[str, LlamaSizes]
-
-    def build(self, sizes: LlamaSizes, modules: Sequence[str] | None = None) -> Transformer:
-        """The model with the named modules only (None: all), on the current default device, not initialised.
-
-        Use `torch.device("meta")` around the call for models that do not fit, then `to_empty` and
-        `models.initialize.initialize_parameters`.
-        """
-        from models.llama.model import Transformer
-
-        return Transformer(sizes, modules)
-
-
-_FAMILIES = MappingProxyType(
-    {
-        name: Family(name, sizes)
-        for name, sizes in (
-            ("llama2", LLAMA2),
-            ("llama3", LLAMA3),
-            ("llama3.1", LLAMA3_1),
-            ("llama3.2", LLAMA3_2),
-        )
-    }
-)
 
 
 def names() -> tuple[str, ...]:
@@ -58,10 +34,12 @@ def family(name: str) -> Family:
     """The family of this name. Raises UnknownModelError, which lists the names there are."""
     if name not in _FAMILIES:
         raise UnknownModelError(f"there is no model {name!r}; the models are {', '.join(_FAMILIES)}")
-    return _FAMILIES[name]
+    module, _, attribute = _FAMILIES[name].partition(":")
+    found: Family = getattr(import_module(module), attribute)
+    return found
 
 
-def configured_sizes(name: str, flavor: str, norm_type: str, override: Mapping[str, object]) -> LlamaSizes:
+def configured_sizes(name: str, flavor: str, norm_type: str, override: Mapping[str, object]) -> Any:
     """The sizes that a `[model]` table means: those of the flavor, with its norm and its overrides.
 
     Raises UnknownModelError, or SizesError for overrides that are impossible.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.llama.model import Transformer
+from models.layers.decoder import Decoder
 from trainer.data.tokenizer import Tokenizer
 
 
@@ -59,7 +59,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def generate(
-    model: Transformer,
+    model: Decoder,
     prompt: Sequence[int],
     max_new_tokens: int,
     sampling: Sampling,

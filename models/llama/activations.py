@@ -1,4 +1,4 @@
-"""What a Llama model keeps for its backward, in bytes per token.
+"""What a layer of Llama keeps for its backward, in bytes per token.
 
 Of one layer of width D with H heads, keys and values of width K, feed-forward width F, in numbers (and what
 each is kept for):
@@ -21,48 +21,25 @@ The weight gradients need the inputs of the seven linear layers (3D + F) and the
 
 from __future__ import annotations
 
-from models.llama.sizes import LlamaSizes
-from models.saved import Saved
+from typing import TYPE_CHECKING
 
-_FP32 = 4
-_INT64 = 8
+from models.activations import FP32, Kernels, Saved, norm_saved
+
+if TYPE_CHECKING:
+    from models.llama.sizes import LlamaSizes
 
 
-def llama_module(sizes: LlamaSizes, module: str, element: int, *, fused_norm: bool) -> Saved:
-    """Bytes per token of one module; `element` is those of a number in the compute format."""
+def layer_saved(sizes: LlamaSizes, element: int, kernels: Kernels) -> Saved:
+    """Bytes per token of a layer; `element` is those of a number in the compute format."""
     d, f, k = sizes.dim, sizes.ffn_hidden, sizes.n_kv_heads * sizes.head_dim
-    norm_input, norm_more = _norm(sizes, element, fused_norm)
-    if module == "tok_embeddings":
-        return Saved(input=_INT64)
-    if module == "norm":
-        return Saved(input=norm_input, inside=norm_more, temporary=element * 2 * d)
-    if module == "output":
-        return Saved(
-            input=element * d,
-            # log-softmax in fp32, and the labels
-            inside=_FP32 * sizes.vocab_size + _INT64,
-            deferred=element * (d + sizes.vocab_size),
-            # The gradient of the log-softmax and that of its input, both in fp32.
-            temporary=2 * _FP32 * sizes.vocab_size,
-            # The logits, and a copy of them in fp32 if they are not.
-            forward_temporary=(element + (_FP32 if element != _FP32 else 0)) * sizes.vocab_size,
-        )
+    norm = norm_saved(d, sizes.norm_type, element, kernels)
     kept = (d + 2 * k) + 2 * d + d + 4 * f  # q, k, v; normalised x and h; attention's output; feed-forward
     return Saved(
         input=element * d,
-        inside=element * kept + _FP32 * sizes.n_heads + 2 * norm_more + 2 * norm_input - element * d,
+        inside=element * kept + FP32 * sizes.n_heads + 2 * (norm.input + norm.more) - element * d,
         deferred=element * (6 * d + 2 * k + 3 * f),
         temporary=element * (3 * f + 2 * d),
-        forward_temporary=_FP32 * 2 * d,  # q in fp32 while it is turned
-        per_sequence=_FP32 * sizes.head_dim,  # complex numbers for half of the features
-        holds_input=norm_input == element * d,
+        forward_temporary=FP32 * 2 * d,  # q in fp32 while it is turned
+        per_sequence=FP32 * sizes.head_dim,  # complex numbers for half of the features
+        holds_input=norm.input == element * d,
     )
-
-
-def _norm(sizes: LlamaSizes, element: int, fused: bool) -> tuple[int, int]:
-    """Bytes of a norm's input as it keeps it, and of what else it keeps."""
-    if sizes.norm_type != "rmsnorm":
-        return element * sizes.dim, 2 * _FP32  # mean and deviation; fused everywhere
-    if fused:
-        return element * sizes.dim, _FP32
-    return _FP32 * sizes.dim, _FP32 * (sizes.dim + 1)

@@ -1,7 +1,7 @@
 """Sizes of the Llama family as plain data: dimensions, parameter names and shapes, operations per token.
 
 Sources: Touvron et al. 2023, Llama 2 (arXiv 2307.09288), table 1 and the released parameters; Grattafiori et
-al. 2024, The Llama 3 Herd of Models (arXiv 2407.21783), table 3; the released parameters of Llama 3.1 and 3.2.
+al. 2024, The Llama 3 Herd of Models (arXiv 2407.21783), table 3; the released parameters of Llama 3.1, 3.2 and 3.3.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
+from models.activations import Kernels, Saved
+from models.decoder_sizes import DecoderSizes, NormType
+from models.llama.activations import layer_saved
 from models.sizes import RopeScaling, SizesError
-
-NormType = Literal["rmsnorm", "layernorm", "np_layernorm"]
 
 
 @dataclass(frozen=True)
-class LlamaSizes:
+class LlamaSizes(DecoderSizes):
     """The sizes of one model. Raises SizesError with every reason why no model can have them."""
 
     dim: int
@@ -42,50 +43,7 @@ class LlamaSizes:
     def head_dim(self) -> int:
         return self.dim // self.n_heads
 
-    def modules(self) -> tuple[str, ...]:
-        """All modules in the order in which the forward pass meets them."""
-        layers = tuple(f"layers.{index}" for index in range(self.n_layers))
-        return ("tok_embeddings", *layers, "norm", "output")
-
-    def parameter_shapes(self, module: str) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter of a module, by its full name. Raises KeyError if there is no such module.
-
-        A matrix is (features out, features in). The output has no parameter of its own if it is tied to the
-        embedding.
-        """
-        if module not in self.modules():
-            raise KeyError(f"no module {module!r} in a model of {self.n_layers} layers")
-        if module == "tok_embeddings":
-            return {"tok_embeddings.weight": (self.vocab_size, self.dim)}
-        if module == "norm":
-            return self._norm_shapes("norm")
-        if module == "output":
-            return {} if self.tie_embeddings else {"output.weight": (self.vocab_size, self.dim)}
-        return self._layer_shapes(module)
-
-    def parameter_count(self, module: str | None = None) -> int:
-        """Parameters of one module, or of the whole model."""
-        modules = self.modules() if module is None else (module,)
-        return sum(math.prod(shape) for name in modules for shape in self.parameter_shapes(name).values())
-
-    def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
-        """Floating-point operations of forward and backward for one token, of one module or of the whole model.
-
-        Six per weight of a matrix product, and 12 · dim · seq_len for the two products of attention, causal
-        masking not deducted: the model FLOPs of Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B.
-        """
-        modules = self.modules() if module is None else (module,)
-        return sum(self._module_flops(name, seq_len) for name in modules)
-
-    def _module_flops(self, module: str, seq_len: int) -> int:
-        if module in ("tok_embeddings", "norm"):
-            return 0  # a look-up, and a few operations per feature
-        if module == "output":
-            return 6 * self.vocab_size * self.dim
-        matrices = (shape for shape in self.parameter_shapes(module).values() if len(shape) == 2)
-        return 6 * sum(math.prod(shape) for shape in matrices) + 12 * self.dim * seq_len
-
-    def _layer_shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
+    def layer_shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
         kv_dim = self.n_kv_heads * self.head_dim
         return {
             f"{layer}.attention.wq.weight": (self.dim, self.dim),
@@ -95,12 +53,17 @@ class LlamaSizes:
             f"{layer}.feed_forward.w1.weight": (self.ffn_hidden, self.dim),
             f"{layer}.feed_forward.w2.weight": (self.dim, self.ffn_hidden),
             f"{layer}.feed_forward.w3.weight": (self.ffn_hidden, self.dim),
-            **self._norm_shapes(f"{layer}.attention_norm"),
-            **self._norm_shapes(f"{layer}.ffn_norm"),
+            **self.norm_shapes(f"{layer}.attention_norm"),
+            **self.norm_shapes(f"{layer}.ffn_norm"),
         }
 
-    def _norm_shapes(self, norm: str) -> dict[str, tuple[int, ...]]:
-        return {} if self.norm_type == "np_layernorm" else {f"{norm}.weight": (self.dim,)}
+    def layer_flops(self, layer: str, seq_len: int) -> int:
+        """Six per weight, and 12 · dim · seq_len for the two products of attention."""
+        matrices = (shape for shape in self.parameter_shapes(layer).values() if len(shape) == 2)
+        return 6 * sum(math.prod(shape) for shape in matrices) + 12 * self.dim * seq_len
+
+    def layer_saved(self, layer: str, element: int, kernels: Kernels) -> Saved:
+        return layer_saved(self, element, kernels)
 
 
 def _problems(sizes: LlamaSizes) -> tuple[str, ...]:
@@ -182,3 +145,5 @@ LLAMA3_2 = MappingProxyType(
         "3B": replace(_LLAMA3_2_1B, dim=3072, n_layers=28, n_heads=24),
     }
 )
+
+LLAMA3_3 = MappingProxyType({"70B": LLAMA3_1["70B"]})

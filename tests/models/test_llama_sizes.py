@@ -23,6 +23,7 @@ PUBLISHED = {
     ("llama3.1", "405B"): 405_853_388_800,
     ("llama3.2", "1B"): 1_235_814_400,
     ("llama3.2", "3B"): 3_212_749_824,
+    ("llama3.3", "70B"): 70_553_706_496,
 }
 
 
@@ -98,7 +99,7 @@ def test_an_unknown_family_is_refused_with_the_names_there_are() -> None:
 
 
 def test_every_registered_flavor_has_sizes() -> None:
-    assert set(registry.names()) == {"llama2", "llama3", "llama3.1", "llama3.2"}
+    assert set(registry.names()) == {"llama2", "llama3", "llama3.1", "llama3.2", "llama3.3"}
     for name in registry.names():
         assert all(isinstance(sizes, LlamaSizes) for sizes in registry.family(name).sizes.values())
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.activations import Kernels, saved_by
+from models.activations import Kernels
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
 from models.llama.model import TransformerBlock
@@ -59,7 +59,7 @@ def layer_bytes(sizes: LlamaSizes, dtype: torch.dtype, device: str = "cpu") -> i
 
 
 def predicted(sizes: Sizes, module: str, element: int, kernels: Kernels) -> int:
-    saved = saved_by(sizes, module, element, kernels)
+    saved = sizes.saved(module, element, kernels)
     return saved.whole * B * T + saved.per_sequence * T
 
 
@@ -107,11 +107,3 @@ def test_output_and_loss_keep_fp32_logits(dtype: torch.dtype) -> None:
     kept = bytes_kept(lambda: cross_entropy(output(x), labels, torch.tensor(7)), list(output.parameters()))
     scalars = 16  # the total weight, and the number of counted tokens
     assert kept - predicted(DEBUG, "output", dtype.itemsize, Kernels.CPU) <= scalars
-
-
-def test_a_family_that_is_not_known_is_refused_by_name() -> None:
-    class OtherSizes:
-        pass
-
-    with pytest.raises(TypeError, match="OtherSizes"):
-        saved_by(OtherSizes(), "layers.0", 2, Kernels.CPU)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from trainer.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from models.llama.model import Transformer
+    from models.layers.decoder import Decoder
 
 CONFIG_NAME = "config.toml"
 
@@ -54,7 +54,7 @@ def find_trained_model(path: Path) -> TrainedModel:
     return TrainedModel(run_folder, config, path, step, ())
 
 
-def load_model(trained: TrainedModel, device: torch.device) -> Transformer:
+def load_model(trained: TrainedModel, device: torch.device) -> Decoder:
     """The whole model with its weights, in fp32, for inference. Needs no process group.
 
     Raises ConfigurationError if the checkpoint and the configuration do not fit each other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.activations import Kernels, Saved, saved_by
+from models.activations import Kernels, Saved
 from models.sizes import Sizes
 from parallelisms.layout import Parallelism
 from parallelisms.pipeline.split import is_layer
@@ -57,7 +57,7 @@ def stage_activations(
         again = is_recomputed(module, parallelism)
         kind = module.partition(".")[0]  # all layers are alike
         if kind not in kinds:
-            kinds[kind] = saved_by(sizes, module, element, kernels)
+            kinds[kind] = sizes.saved(module, element, kernels)
         saved = kinds[kind]
         held += saved.input if again else saved.whole
         if position == 0 and not first and not again and not saved.holds_input:

@@ -1,0 +1,160 @@
+"""The decoder-only transformer around its layers: embedding, layers, norm, output.
+
+What all families have in common. A family's own file says what a layer is. Shapes: B sequences, T tokens, D
+features, V vocabulary.
+
+The model knows nothing of parallelism. It can be built with a part of its modules only, which makes it a stage of a
+pipeline: parameters keep the names they have in the whole model. Rotations are computed once per forward from the
+positions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.decoder_sizes import NormType
+from models.initialize import Normal, Ones, Rule
+from models.layers.cache import KeyValueCache
+from models.layers.norm import build_norm
+from models.layers.rope import rotations
+from models.layers.sequences import Sequences
+from models.sizes import RopeScaling, Sizes
+
+
+class RotarySizes(Sizes, Protocol):
+    """Sizes of a decoder with heads of one width and rotary positions over all of it."""
+
+    @property
+    def norm_type(self) -> NormType: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    @property
+    def n_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rope_theta(self) -> float: ...
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None: ...
+
+
+class Decoder(nn.Module, ABC):
+    """The modules of a model that are named, all of them by default.
+
+    Args:
+        sizes: the sizes of the whole model.
+        modules: names out of `sizes.modules()`, in the model's order and without gaps.
+
+    Raises:
+        ValueError: the modules are not a contiguous part of the model, or tied embeddings are separated.
+    """
+
+    residual_outputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the linear layers through which a layer adds to the residual stream; see `initial`."""
+
+    def __init__(self, sizes: RotarySizes, modules: Sequence[str] | None = None) -> None:
+        super().__init__()
+        owned = sizes.modules() if modules is None else tuple(modules)
+        _check_contiguous(owned, sizes)
+        self.sizes = sizes
+        self.tok_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim) if "tok_embeddings" in owned else None
+        indices = (name.removeprefix("layers.") for name in owned if name.startswith("layers."))
+        self.layers = nn.ModuleDict({index: self.build_layer(int(index)) for index in indices})
+        self.norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps) if "norm" in owned else None
+        self._has_output = "output" in owned
+        own_output = self._has_output and not sizes.tie_embeddings
+        self.output = nn.Linear(sizes.dim, sizes.vocab_size, bias=False) if own_output else None
+
+    @abstractmethod
+    def build_layer(self, index: int) -> nn.Module:
+        """The layer of this index in the whole model: `layer(h, turns, sequences, cache)`, (B, T, D) to (B, T, D)."""
+
+    def turns(self, positions: Tensor) -> Tensor:
+        """The rotations of queries and keys at these positions, for all layers."""
+        sizes = self.sizes
+        return rotations(positions, sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
+
+    def forward(
+        self, x: Tensor, sequences: Sequences | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Run the modules that are there.
+
+        Args:
+            x: tokens (B, T), integers, if the embedding is among the modules, else hidden states (B, T, D).
+            sequences: where the tokens stand; by default one after the other, after those in the cache.
+            cache: for generation, see `new_cache`.
+
+        Returns:
+            Logits (B, T, V) if the output is among the modules, else hidden states (B, T, D).
+        """
+        if sequences is None:
+            past = 0 if cache is None else cache.length
+            sequences = Sequences.in_order(x.shape[1], x.device, past=past)
+        h = x if self.tok_embeddings is None else self.tok_embeddings(x)
+        if self.layers:
+            turns = self.turns(sequences.positions)
+            for name, layer in self.layers.items():
+                h = layer(h, turns, sequences, None if cache is None else cache.layers[name])
+        if self.norm is not None:
+            h = self.norm(h)
+        if self.output is not None:
+            return self.output(h)
+        if self._has_output and self.tok_embeddings is not None:
+            return F.linear(h, self.tok_embeddings.weight)
+        return h
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> KeyValueCache:
+        """An empty key-value cache for `batch` sequences of up to `capacity` tokens."""
+        sizes = self.sizes
+        return KeyValueCache(
+            tuple(self.layers), batch, capacity, sizes.n_kv_heads, sizes.head_dim, dtype, device
+        )
+
+    def initial(self, name: str) -> Rule:
+        """How the parameter of this full name starts; the scheme of torchtitan's Llama.
+
+        Matrices are normal with standard deviation 0.02; those through which a layer adds to the residual stream
+        are scaled down with depth, so that the stream's variance grows slowly. Hidden states reach the output with
+        unit variance: its rows have norm 1, so that logits have unit variance too. That holds for the embedding
+        also when the output is tied to it.
+        """
+        parts = name.split(".")
+        if parts[-2].endswith("norm"):
+            return Ones()
+        if parts[-2] == "output" or (parts[-2] == "tok_embeddings" and self.sizes.tie_embeddings):
+            return Normal(std=1 / math.sqrt(self.sizes.dim), cutoff=3.0)
+        if parts[-2] == "tok_embeddings":
+            return Normal(std=1.0)
+        if parts[-2] in self.residual_outputs:
+            layer = int(parts[1])
+            return Normal(std=0.02 / math.sqrt(2 * (layer + 1)), cutoff=3.0)
+        return Normal(std=0.02, cutoff=3.0)
+
+
+def _check_contiguous(owned: tuple[str, ...], sizes: Sizes) -> None:
+    every = sizes.modules()
+    start = every.index(owned[0]) if owned and owned[0] in every else 0
+    if not owned or owned != every[start : start + len(owned)]:
+        raise ValueError(
+            f"{', '.join(owned) or 'nothing'} is not a part of the model in order and without gaps"
+        )
+    if sizes.tie_embeddings and "output" in owned and "tok_embeddings" not in owned:
+        raise ValueError("the output is tied to tok_embeddings, so both must be in one stage")
