@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
+from models.activations import Kernels, Saved
+
 
 class SizesError(ValueError):
     """Sizes that no model can have. `problems` holds one sentence for each."""
@@ -63,6 +65,10 @@ class Sizes(Protocol):
 
     def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
         """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
+        ...
+
+    def saved(self, module: str, element: int, kernels: Kernels) -> Saved:
+        """What a module keeps for its backward; `element` is the bytes of a number in the compute format."""
         ...
 
 
