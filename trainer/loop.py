@@ -20,6 +20,7 @@ from trainer.errors import TrainingFailed
 from trainer.gradients import all_finite, clip, local_norm_squared
 from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
+from trainer.microbatches import cut_into_microbatches
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
 from trainer.stop import StopRequest
@@ -139,19 +140,21 @@ class Loop:
         )
 
     def _next_batch(self) -> Batch:
-        batch = next(self._batches)
-        return Batch(batch.tokens.to(self._device), batch.labels.to(self._device))
+        return next(self._batches).to(self._device)
 
     def _accumulate_gradients(self, batches: list[Batch]) -> _Sums:
         """Run the schedule over every batch."""
         counted = self._count_tokens(batches)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for position, batch in enumerate(batches):
-            inputs = batch.tokens.split(self._plan.rows)
-            loss = loss_of_microbatches(batch.labels.split(self._plan.rows), counted)
-            last = position == len(batches) - 1
-            for microbatch_loss in self._pipeline.executor.run(inputs, loss, last_accumulation=last):
-                total += microbatch_loss
+            cut = cut_into_microbatches(batch, self._plan.rows)
+            losses = self._pipeline.executor.run(
+                cut.tokens,
+                loss_of_microbatches(cut.labels, counted),
+                sequences=cut.sequences,
+                last_accumulation=position == len(batches) - 1,
+            )
+            total += sum(losses)
         self._progress.phase("reducing loss and gradient norm", collective=True)
         norm_squared = local_norm_squared(self._parameters(), self._device)
         sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])

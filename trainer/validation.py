@@ -8,6 +8,7 @@ import torch.distributed as dist
 from trainer.build import Pipeline
 from trainer.data.loader import Loader
 from trainer.loss import counted_tokens, loss_of_microbatches
+from trainer.microbatches import cut_into_microbatches
 from trainer.plan.plan import ValidationPlan
 from trainer.progress import Progress
 
@@ -34,12 +35,11 @@ def validation_loss(
     with torch.no_grad():
         for batch in loader.from_start(batches):
             progress.phase("validation")
-            tokens, labels = batch.tokens.to(device), batch.labels.to(device)
-            loss = loss_of_microbatches(labels.split(plan.rows), one)
-            for microbatch_loss in pipeline.evaluator.run(tokens.split(plan.rows), loss):
-                total[0] += microbatch_loss
+            cut = cut_into_microbatches(batch.to(device), plan.rows)
+            loss = loss_of_microbatches(cut.labels, one)
+            total[0] += sum(pipeline.evaluator.run(cut.tokens, loss, sequences=cut.sequences))
             if owns_loss:
-                total[1] += counted_tokens(labels)
+                total[1] += sum(map(counted_tokens, cut.labels))
     progress.phase("reducing validation loss", collective=True)
     dist.all_reduce(total)
     loss_sum, counted = total.tolist()

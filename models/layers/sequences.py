@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,3 +26,10 @@ class Sequences:
     def in_order(cls, length: int, device: torch.device, *, past: int = 0) -> Sequences:
         """Tokens one after the other, beginning with position `past`."""
         return cls(torch.arange(past, past + length, device=device))
+
+    @classmethod
+    def packed(cls, documents: Tensor) -> Sequences:
+        """Sequences of several documents each, (B, T): positions begin again at 0 where a document begins."""
+        place = torch.arange(documents.shape[1], device=documents.device)
+        begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+        return cls(place - (place * begins).cummax(dim=1).values, documents)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.data.errors import DataExhausted, SourceFailed
-from trainer.data.packing import windows
+from trainer.data.packing import Window, windows
 from trainer.data.prefetch import Prefetcher
 from trainer.data.sources import open_source
-from trainer.data.stream import Position, Tokens, TokenStream
+from trainer.data.stream import Position, TokenStream
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ConfigurationError
 
@@ -41,10 +41,20 @@ _BATCHES_AHEAD = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and next-token labels, both (B, T) int64; a label is IGNORE where there is no next token."""
+    """Inputs and next-token labels, both (B, T) int64; a label is IGNORE where there is no next token.
+
+    Where documents are masked, `documents` (B, T) int32 counts those of each sequence, 0, 0, 1, 1, 1, ..., and the last
+    token of a document has no next one: the first token of the next document does not follow from it.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor
+    documents: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on that device."""
+        documents = None if self.documents is None else self.documents.to(device)
+        return Batch(self.tokens.to(device), self.labels.to(device), documents)
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,14 @@ class Loader:
 
     `next(loader)` gives a Batch, A of which make a step. Where the stream ends, the last global batch is filled
     up with labels IGNORE, on every rank alike; the step after it raises DataExhausted on all of them.
+
+    With `mask_documents`, batches say which document each token belongs to.
     """
 
-    def __init__(self, stream: TokenStream, share: Share) -> None:
+    def __init__(self, stream: TokenStream, share: Share, *, mask_documents: bool = False) -> None:
         self._stream = stream
         self._share = share
+        self._mask_documents = mask_documents
         self._position = Position()
         self._ahead: Prefetcher[_Ready] | None = None
 
@@ -87,7 +100,8 @@ class Loader:
 
     def __next__(self) -> Batch:
         if self._ahead is None:
-            self._ahead = Prefetcher(_batches(self._stream, self._share, self._position), _BATCHES_AHEAD)
+            batches = _batches(self._stream, self._share, self._position, self._mask_documents)
+            self._ahead = Prefetcher(batches, _BATCHES_AHEAD)
         try:
             ready = next(self._ahead)
         except StopIteration:
@@ -177,13 +191,15 @@ def build_loader(
         )
         stream = TokenStream(source, tokenizer, add_bos=data.add_bos, add_eos=data.add_eos, epochs=1)
         batch_size, seq_len = checked.batch_size or training.batch_size, checked.seq_len or training.seq_len
-        return Loader(stream, Share(seq_len, batch_size, data_rank, data_ranks))
+        share = Share(seq_len, batch_size, data_rank, data_ranks)
+        return Loader(stream, share, mask_documents=data.mask_documents)
     source = open_source(training.dataset, training.dataset_path, training.text_column)
     stream = TokenStream(
         source, tokenizer, data.shuffle, training.seed, data.add_bos, data.add_eos, epochs=data.epochs
     )
     accumulation = accumulation_steps(training.global_batch_size, training.batch_size, data_ranks)
-    return Loader(stream, Share(training.seq_len, training.batch_size, data_rank, data_ranks, accumulation))
+    share = Share(training.seq_len, training.batch_size, data_rank, data_ranks, accumulation)
+    return Loader(stream, share, mask_documents=data.mask_documents)
 
 
 def accumulation_steps(global_batch_size: int | None, batch_size: int, data_ranks: int) -> int:
@@ -199,24 +215,39 @@ def accumulation_steps(global_batch_size: int | None, batch_size: int, data_rank
     return steps
 
 
-def _batches(stream: TokenStream, share: Share, start: Position) -> Iterator[_Ready]:
+def _batches(stream: TokenStream, share: Share, start: Position, mask_documents: bool) -> Iterator[_Ready]:
     """The rank's batches from `start` on, in whole global batches."""
     rounds = 0
     for window in windows(stream.pieces(start), share.round_tokens):
-        yield _Ready(_batch(window.tokens, share, stream.tokenizer), window.after or stream.end)
+        batch = _batch(window, share, stream.tokenizer, mask_documents)
+        yield _Ready(batch, window.after or stream.end)
         rounds += 1
+    nothing = np.empty(0, dtype=np.int32)
     for _ in range(-rounds % share.accumulation):
-        yield _Ready(_batch(np.empty(0, dtype=np.int32), share, stream.tokenizer), stream.end)
+        batch = _batch(Window(nothing, nothing, None), share, stream.tokenizer, mask_documents)
+        yield _Ready(batch, stream.end)
 
 
-def _batch(window: Tokens, share: Share, tokenizer: Tokenizer) -> Batch:
-    """This rank's part of the tokens of a round; where the round is not full, inputs are the end token."""
+def _batch(window: Window, share: Share, tokenizer: Tokenizer, mask_documents: bool) -> Batch:
+    """This rank's part of a round. Where the round is not full, inputs are the end token, a document of their own."""
     import torch
 
     b, t = share.batch_size, share.seq_len
-    part = window[share.data_rank * b * t : (share.data_rank + 1) * b * t + 1]
+    mine = slice(share.data_rank * b * t, (share.data_rank + 1) * b * t + 1)
+    part, owners = window.tokens[mine], window.documents[mine]
+    inputs = part[: b * t]
     tokens = np.full(b * t, tokenizer.eos_id or 0, dtype=np.int64)
     labels = np.full(b * t, IGNORE, dtype=np.int64)
-    tokens[: len(part[: b * t])] = part[: b * t]
+    tokens[: len(inputs)] = inputs
     labels[: max(0, len(part) - 1)] = part[1:]
-    return Batch(torch.from_numpy(tokens.reshape(b, t)), torch.from_numpy(labels.reshape(b, t)))
+    if not mask_documents:
+        return Batch(torch.from_numpy(tokens.reshape(b, t)), torch.from_numpy(labels.reshape(b, t)))
+    labels[: max(0, len(part) - 1)][owners[1:] != owners[:-1]] = IGNORE
+    documents = np.full(b * t, owners[-1] + 1 if len(owners) else 0, dtype=np.int32)
+    documents[: len(inputs)] = owners[: b * t]
+    by_sequence = documents.reshape(b, t) - documents.reshape(b, t)[:, :1]
+    return Batch(
+        torch.from_numpy(tokens.reshape(b, t)),
+        torch.from_numpy(labels.reshape(b, t)),
+        torch.from_numpy(by_sequence),
+    )

@@ -21,9 +21,13 @@ from trainer.data.stream import Piece, Position, Tokens
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens (length + 1,), fewer at the end of the stream, and where the next window begins; None: nowhere."""
+    """Tokens (length + 1,), fewer at the end of the stream, and where the next window begins; None: nowhere.
+
+    `documents` counts, for each token, the documents that began in the window before its own: 0, 0, 1, 1, 1, ...
+    """
 
     tokens: Tokens
+    documents: Tokens
     after: Position | None
 
 
@@ -40,25 +44,26 @@ def windows(pieces: Iterable[Piece], length: int) -> Iterator[Window]:
             piece = next(waiting, None)
             if piece is None:
                 if count > 1:
-                    yield Window(_join(held, count), after=None)
+                    yield Window(*_join(held, count), after=None)
                 return
             held.append(piece)
             count += len(piece.tokens)
-        tokens = _join(held, length + 1)
+        tokens, documents = _join(held, length + 1)
         _drop(held, length)
         count -= length
-        yield Window(tokens, held[0].start)
+        yield Window(tokens, documents, held[0].start)
 
 
-def _join(held: deque[Piece], count: int) -> Tokens:
-    """The first `count` tokens."""
+def _join(held: deque[Piece], count: int) -> tuple[Tokens, Tokens]:
+    """The first `count` tokens, and of each the index of its piece."""
     parts = []
     for piece in held:
         parts.append(piece.tokens[:count])
         count -= len(parts[-1])
         if count == 0:
             break
-    return np.concatenate(parts)
+    indices = np.arange(len(parts), dtype=np.int32)
+    return np.concatenate(parts), np.repeat(indices, [len(part) for part in parts])
 
 
 def _drop(held: deque[Piece], count: int) -> None:

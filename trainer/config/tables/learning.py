@@ -118,6 +118,12 @@ class Training(Table):
     enable_cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in the host's memory."""
 
+    compile: bool = False
+    """Compile every layer with torch.compile, on any device, with any layout. Slower to start."""
+
+    compile_backend: Literal["inductor", "aot_eager"] = "inductor"
+    """Which compiler. "aot_eager" traces and plans what is kept for the backward, and makes no code."""
+
     mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format in which the model computes. The optimizer's copy of the weights is float32."""
 
@@ -176,6 +182,10 @@ class Data(Table):
 
     add_eos: bool = True
     """End each document with the token for that."""
+
+    mask_documents: bool = False
+    """Documents that share a sequence do not see each other: attention ends where a document begins, positions begin
+    again at 0 there, and its first token is nobody's label. Otherwise each token sees all before it."""
 
     epochs: Positive | None = None
     """Read the corpus so many times, then end. Unset: repeat until training.steps."""
