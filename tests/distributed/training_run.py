@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parallelisms.pipeline.stage import Stage
 from tests.distributed.ranks import run_ranks
-from trainer.build import build_pipeline
+from trainer.build import Pipeline, build_pipeline
 from trainer.config.schema import Config
 from trainer.data.loader import build_loader
 from trainer.data.tokenizer import load_tokenizer
@@ -63,10 +64,25 @@ def write_corpus(folder: Path) -> Path:
     return path
 
 
-def train_steps(rank: int, config: Config, world_size: int, record: str) -> dict[str, Any]:
-    """Run all steps; losses, norms, gradients of every step, and parameters at the start and at the end."""
+@dataclass(frozen=True)
+class Trainer:
+    """This rank's running half of a job."""
+
+    pipeline: Pipeline
+    optimizer: torch.optim.Optimizer
+    loop: Loop
+
+    @property
+    def parameters(self) -> list[tuple[str, Any]]:
+        """Names and parameters of this rank's stages."""
+        return [pair for stage in self.pipeline.stages.values() for pair in stage.module.named_parameters()]
+
+
+@contextmanager
+def trainer_of(rank: int, config: Config, world_size: int, record: Path) -> Iterator[Trainer]:
+    """The trainer of one rank, built as the program builds it, until the end of the block."""
     plan = make_plan(config, world_size)
-    with RankProcess(RankIdentity(rank, rank, world_size), config, plan, Path(record)) as process:
+    with RankProcess(RankIdentity(rank, rank, world_size), config, plan, record) as process:
         pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
         loader = build_loader(
@@ -77,22 +93,29 @@ def train_steps(rank: int, config: Config, world_size: int, record: str) -> dict
         )
         schedule = build_lr_schedule(optimizer, config)
         loop = Loop(config, plan, pipeline, optimizer, schedule, loader, process.device, process.progress)
+        yield Trainer(pipeline, optimizer, loop)
+        loader.close()
+
+
+def train_steps(rank: int, config: Config, world_size: int, record: str) -> dict[str, Any]:
+    """Run all steps; losses, norms, gradients of every step, and parameters at the start and at the end."""
+    with trainer_of(rank, config, world_size, Path(record)) as trainer:
         gradients: list[dict[str, Any]] = []
 
         def keep_gradients(*_: Any) -> None:
-            gradients.append({n: _whole(p.grad) for n, p in _named(pipeline.stages)})
+            gradients.append({n: _whole(p.grad) for n, p in trainer.parameters})
 
-        optimizer.register_step_pre_hook(keep_gradients)
-        initial = {n: _whole(p) for n, p in _named(pipeline.stages)}
-        results = [loop.train_step() for _ in range(config.training.steps)]
-        loader.close()
+        trainer.optimizer.register_step_pre_hook(keep_gradients)
+        initial = {n: _whole(p) for n, p in trainer.parameters}
+        results = [trainer.loop.train_step() for _ in range(config.training.steps)]
         return {
             "losses": [result.loss for result in results],
             "norms": [result.grad_norm for result in results],
             "lrs": [result.lr for result in results],
             "gradients": gradients,
             "initial": initial,
-            "final": {n: _whole(p) for n, p in _named(pipeline.stages)},
+            "final": {n: _whole(p) for n, p in trainer.parameters},
+            "buffers": {n: b.clone() for part in trainer.pipeline.parts for n, b in part.named_buffers()},
         }
 
 
@@ -133,10 +156,6 @@ def _assert_close(expected: Mapping[str, Any], actual: Mapping[str, Any], step: 
         reference = torch.as_tensor(value)
         difference = float((torch.as_tensor(actual[name]) - reference).norm())
         assert difference <= 1e-4 * float(reference.norm()) + 1e-9, (step, name, difference)
-
-
-def _named(stages: Mapping[int, Stage]) -> list[tuple[str, Any]]:
-    return [pair for stage in stages.values() for pair in stage.module.named_parameters()]
 
 
 def _whole(tensor: Any) -> Any:
