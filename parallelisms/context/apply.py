@@ -1,0 +1,67 @@
+"""Context parallelism applied to an untouched module: the forward of its attention spans the context group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from models.layers.attend import Attend
+from models.layers.sequences import Sequences
+from parallelisms.context.cut import CutSequences
+from parallelisms.context.gather import attend_by_gathering
+from parallelisms.context.heads import attend_by_heads
+from parallelisms.context.ring import attend_in_a_ring
+from parallelisms.context.span import Group, Span
+from parallelisms.context.split import SequenceSplit
+from parallelisms.layout import RotateMethod
+
+
+def apply_context_parallelism(
+    module: nn.Module, mesh: DeviceMesh, split: SequenceSplit, method: RotateMethod
+) -> None:
+    """Let every `Attend` in `module` attend over the tokens of all ranks of `mesh`, which has one dimension.
+
+    Everything else in a decoder works on each token alone, so it needs no change. From then on the module is
+    given the rank's part of every sequence, cut by `parallelisms.context.cut` in the same split. The forward is
+    exchanged and nothing is wrapped, so that parameters keep their names.
+    """
+    group = Group(mesh.get_group(), split)
+    for child in module.modules():
+        if isinstance(child, Attend):
+            child.forward = SpanningAttention(child, group, method)  # type: ignore[method-assign]
+
+
+class SpanningAttention:
+    """The forward of an `Attend` whose keys are divided among the ranks of a group. Collective over the group."""
+
+    def __init__(self, attend: Attend, group: Group, method: RotateMethod) -> None:
+        self._scale = attend.scale
+        self._window = attend.window
+        self._alone: Callable[..., Tensor] = attend.forward
+        self._group = group
+        self._method = method
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+        """As `Attend.forward`, of this rank's queries, keys and values of sequences that `SequenceCut` cut."""
+        assert isinstance(sequences, CutSequences), "the sequences were not cut for context parallelism"
+        scale = q.shape[-1] ** -0.5 if self._scale is None else self._scale
+        length = q.shape[2] * self._group.size
+        span = Span(self._group, length, scale, self._window, sequences.whole_documents)
+        return _attend(span, self._method, self._alone, q, k, v)
+
+
+@torch.compiler.disable
+def _attend(
+    span: Span, method: RotateMethod, alone: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Not compiled: it is kernels and messages, whose order and overlap are given."""
+    match method:
+        case "allgather":
+            return attend_by_gathering(span, q, k, v)
+        case "alltoall":
+            return attend_in_a_ring(span, q, k, v)
+        case "ulysses":
+            return attend_by_heads(span, alone, q, k, v)

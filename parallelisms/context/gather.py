@@ -1,0 +1,78 @@
+"""Context parallelism by gathering: every rank gets the keys and values of all, for one layer at a time.
+
+Grattafiori et al. 2024, The Llama 3 Herd of Models (arXiv 2407.21783), section 3.3.2: with grouped queries, keys and
+values are much smaller than queries, and one collective of the whole is simple and fast. The gathered ones are not
+kept: the backward gathers them again. Their gradients are summed over the ranks by a reduce-scatter, in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallelisms.collectives import all_gathered, summed_part
+from parallelisms.context.kernels import Partial
+from parallelisms.context.span import BackwardSum, KeysAndValues, Span, Sum, rows
+
+
+def attend_by_gathering(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of this rank's queries (B, H, t, D) over all keys, of which it has k (B, KV, t, D) and v
+    (B, KV, t, E). Collective over the group. Returns (B, H, t, E)."""
+    return _Gathering.apply(q, k, v, span)
+
+
+class _Gathering(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
+        every = _gather(span, KeysAndValues.of(k, v))
+        total = Sum(span, q, v.shape[-1])
+        total.add(span.all_tokens, every.k, every.v)
+        result = total.result()
+        ctx.save_for_backward(q, k, v, result.output, result.lse)
+        ctx.span = span
+        return result.output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, output, lse = ctx.saved_tensors
+        span: Span = ctx.span
+        every = _gather(span, KeysAndValues.of(k, v))
+        summed = every.like(torch.zeros_like(every.buffer, dtype=torch.float32))
+        total = BackwardSum(span, q, Partial(output, lse), gradients[0])
+        for contribution in total.contributions(span.all_tokens, every.k, every.v):
+            summed.add(contribution)
+        own = _reduce_scatter(span, summed)
+        return total.q.to(q.dtype), own.k.to(k.dtype), own.v.to(v.dtype), None
+
+
+def _gather(span: Span, own: KeysAndValues) -> KeysAndValues:
+    """The keys and values of the whole sequence, in the order of their positions."""
+    group = span.group
+    received = all_gathered(own.buffer, 0, group.collective)
+    ranks = [own.like(part) for part in received.view(group.size, -1)]
+    shapes = (_lengthened(x.shape, span.length) for x in (own.k, own.v))
+    every = KeysAndValues.within(torch.empty_like(received), *shapes)
+    for piece in group.split.pieces_of_ranks(span.length):
+        for whole, part in ((every.k, ranks[piece.rank].k), (every.v, ranks[piece.rank].v)):
+            rows(whole, piece.positions).copy_(rows(part, piece.local))
+    return every
+
+
+def _reduce_scatter(span: Span, summed: KeysAndValues) -> KeysAndValues:
+    """The sums over the group of the gradients of this rank's keys and values."""
+    group = span.group
+    shapes = [_lengthened(x.shape, span.length // group.size) for x in (summed.k, summed.v)]
+    sent = torch.empty_like(summed.buffer)
+    ranks = [KeysAndValues.within(buffer, *shapes) for buffer in sent.view(group.size, -1)]
+    for piece in group.split.pieces_of_ranks(span.length):
+        for whole, part in ((summed.k, ranks[piece.rank].k), (summed.v, ranks[piece.rank].v)):
+            rows(part, piece.local).copy_(rows(whole, piece.positions))
+    own = summed_part(sent, 0, group.collective)
+    return KeysAndValues.within(own, *shapes)
+
+
+def _lengthened(shape: torch.Size, length: int) -> torch.Size:
+    """(B, KV, T, D) with another T."""
+    return torch.Size((*shape[:2], length, shape[3]))
