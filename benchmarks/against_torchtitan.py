@@ -1,0 +1,284 @@
+"""Tokens per second of each kind of layout against torchtitan 0.2.2: same model, batch, text and steps, same run.
+
+    python -m venv /tmp/peer && /tmp/peer/bin/pip install -c constraints.txt torch datasets tokenizers tomli tyro \\
+        torchdata einops tensorboard tabulate pillow
+    /tmp/peer/bin/pip install --no-deps torchtitan==0.2.2 torchao
+    python benchmarks/against_torchtitan.py --peer /tmp/peer/bin/python [--only fsdp,tensor] [--rounds 3]
+
+torchtitan runs on the CPU with patches that torchtitan_rank.py makes. The model is torchtitan's debug model (6
+layers of width 256, about 6 million parameters), fp32, 4 sequences of 512 tokens for each data-parallel rank. The
+two programs take turns, `--rounds` times, and each's best round counts: the machine's moods only ever make a run
+slower. A round's speed is the median of its steps without the first ones. Losses are compared too. Where
+torchtitan's gradient norm is not the one-process run's, that is said; ours is compared with it in the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from trainer.ports import free_port
+
+_HERE = Path(__file__).resolve().parent
+_BATCH, _SEQ_LEN, _WARM_UP = 4, 512, 4
+_TIMEOUT = 900
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LINE = re.compile(r"step:\s*(\d+)\s+loss:\s*(\S+)\s+grad_norm:\s*(\S+).*?tps:\s*([\d,]+)")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A layout as both programs spell it; `peer` is None where torchtitan has no such thing on a CPU."""
+
+    name: str
+    ranks: int
+    ours: tuple[str, ...]
+    peer: tuple[str, ...] | None
+    batch: int = _BATCH
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one run: tokens per second of the whole job, the last loss and the first gradient norm."""
+
+    speed: float
+    loss: float
+    norm: float
+
+
+def _pipeline(schedule: str, ours: Sequence[str] = ()) -> Kind:
+    return Kind(
+        f"pipeline {schedule}",
+        2,
+        (
+            "--experimental.pipeline_parallel_degree=2",
+            f"--experimental.pipeline_parallel_schedule={schedule}",
+            "--experimental.pipeline_parallel_microbatches=4",
+            *ours,
+        ),
+        (
+            "--parallelism.pipeline_parallel_degree=2",
+            f"--parallelism.pipeline_parallel_schedule={schedule}",
+            "--parallelism.pipeline_parallel_microbatch_size=1",
+        ),
+    )
+
+
+_ONE_NODE = ("--parallelism.data_parallel_shard_degree=1",)
+KINDS = (
+    Kind("one process", 1, (), ()),
+    Kind("one process, compiled", 1, ("--training.compile=true",), ("--compile.enable",)),
+    Kind(
+        "replicate",
+        2,
+        ("--training.data_parallel_replicate_degree=2",),
+        ("--parallelism.data_parallel_replicate_degree=2", *_ONE_NODE),
+    ),
+    Kind("fsdp", 2, ("--training.data_parallel_shard_degree=2",), ()),
+    Kind(
+        "tensor",
+        2,
+        ("--training.tensor_parallel_degree=2",),
+        ("--parallelism.tensor_parallel_degree=2", *_ONE_NODE),
+    ),
+    _pipeline("1F1B"),
+    _pipeline("GPipe"),
+    _pipeline("Interleaved1F1B"),
+    _pipeline("ZBVZeroBubble"),
+    Kind("context", 2, ("--experimental.context_parallel_degree=2",), None),
+)
+
+
+@dataclass
+class Bench:
+    """Where everything lies, and what has been measured."""
+
+    folder: Path
+    peer: str
+    steps: int
+    results: dict[tuple[str, str], list[Result]] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """A text of some thousand documents, and a tokenizer trained on it."""
+        files = sorted(Path(os.__file__).parent.glob("*.py"))
+        texts = [file.read_text("utf-8", "replace") for file in files]
+        documents = [text[k : k + 2048] for text in texts for k in range(0, len(text), 2048)][:6000]
+        with (self.folder / "text.jsonl").open("w") as out:
+            out.writelines(json.dumps({"text": document}) + "\n" for document in documents)
+        tokenizer = Tokenizer(BPE())
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        special = ["<s>", "</s>"]
+        tokenizer.train_from_iterator(
+            documents,
+            BpeTrainer(vocab_size=2048, special_tokens=special, initial_alphabet=ByteLevel.alphabet()),
+        )
+        assets = self.folder / "tokenizer"
+        assets.mkdir()
+        tokenizer.save(str(assets / "tokenizer.json"))
+        names = {"bos_token": "<s>", "eos_token": "</s>"}
+        (assets / "tokenizer_config.json").write_text(json.dumps(names))
+        (self.folder / "config.toml").write_text(_OURS.format(folder=self.folder, steps=self.steps))
+
+    def run_ours(self, kind: Kind, round_: int) -> Result:
+        run = self.folder / f"ours-{kind.name.replace(' ', '-').replace(',', '')}-{round_}"
+        command = [
+            sys.executable,
+            str(_HERE.parent / "train.py"),
+            "--config",
+            str(self.folder / "config.toml"),
+        ]
+        command += [f"--job.dump_folder={run}", f"--training.batch_size={kind.batch}", *kind.ours]
+        self._launch(command, kind.ranks, run.with_suffix(".log"))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        speeds = [line["tokens_per_second"] for line in lines if line["step"] > _WARM_UP]
+        return Result(statistics.median(speeds), lines[-1]["loss"], lines[0]["grad_norm"])
+
+    def run_peer(self, kind: Kind, round_: int) -> Result:
+        assert kind.peer is not None
+        run = self.folder / f"peer-{kind.name.replace(' ', '-').replace(',', '')}-{round_}"
+        command = [self.peer, str(_HERE / "torchtitan_rank.py"), *_PEER, *kind.peer]
+        command += [
+            f"--job.dump_folder={run}",
+            f"--training.steps={self.steps}",
+            f"--training.local_batch_size={kind.batch}",
+            f"--training.dataset_path={self.folder / 'data'}",
+            f"--model.hf_assets_path={self.folder / 'tokenizer'}",
+        ]
+        (self.folder / "data").mkdir(exist_ok=True)
+        data = self.folder / "data" / "text.jsonl"
+        if not data.exists():
+            data.hardlink_to(self.folder / "text.jsonl")
+        log = run.with_suffix(".log")
+        self._launch(command, kind.ranks, log)
+        found = _LINE.findall(_COLOURS.sub("", log.read_text()))
+        # The loss stands in the log of the rank that has it; elsewhere it is negative.
+        steps = [(int(s), float(loss), float(norm), float(t.replace(",", ""))) for s, loss, norm, t in found]
+        steps = [step for step in steps if step[1] > 0]
+        # torchtitan divides by the ranks that share a token.
+        speed = statistics.median(step[3] for step in steps if step[0] > _WARM_UP) * kind.ranks
+        return Result(speed, steps[-1][1], steps[0][2])
+
+    def _launch(self, command: Sequence[str], ranks: int, log: Path) -> None:
+        """Run to the end; every rank's output goes to one file. Raises RuntimeError where a rank fails."""
+        port, cores = free_port(), os.cpu_count() or 1
+        processes = []
+        with log.open("w") as out:
+            for rank in range(ranks):
+                environment = {
+                    **os.environ,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+                    "HF_HUB_OFFLINE": "1",
+                    "TORCHELASTIC_RUN_ID": "benchmark",
+                    "PYTHONPATH": str(_HERE.parent),
+                    "TOKENIZERS_PARALLELISM": "false",
+                }
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=self.folder)
+                )
+            try:
+                codes = [process.wait(timeout=_TIMEOUT) for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
+        if any(codes):
+            raise RuntimeError(f"exit codes {codes}; see {log}:\n" + log.read_text()[-2000:])
+
+
+_OURS = """\
+[metrics]
+log_freq = 1
+disable_color_printing = true
+[model]
+name = "llama3"
+flavor = "debug"
+tokenizer_path = "{folder}/tokenizer/tokenizer.json"
+[model.override]
+n_layers = 6
+n_heads = 16
+n_kv_heads = 16
+ffn_hidden = 768
+[optimizer]
+lr = 8e-4
+[training]
+dataset = "jsonl"
+dataset_path = "{folder}/text.jsonl"
+seq_len = 512
+steps = {steps}
+warmup_steps = 2
+mixed_precision_param = "float32"
+"""
+_PEER = (
+    "--model.name=llama3",
+    "--model.flavor=debugmodel",
+    "--optimizer.lr=8e-4",
+    "--lr_scheduler.warmup_steps=2",
+    f"--training.seq_len={_SEQ_LEN}",
+    "--training.dataset=c4_test",
+    "--training.mixed_precision_param=float32",
+    "--metrics.log_freq=1",
+    "--activation_checkpoint.mode=none",
+)
+
+
+def main() -> None:
+    """Run all kinds and print the ratios."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peer", required=True, help="a Python that has torchtitan 0.2.2")
+    parser.add_argument("--only", default="", help="kinds whose names contain one of these, by comma")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    wanted = [name for name in options.only.split(",") if name]
+    kinds = [kind for kind in KINDS if not wanted or any(name in kind.name for name in wanted)]
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), options.peer, options.steps)
+        bench.prepare()
+        print(
+            f"{'layout':24} {'Stageline':>10} {'torchtitan':>10} {'ratio':>6}   loss              first norm"
+        )
+        for kind in kinds:
+            _measure(bench, kind, options.rounds)
+
+
+def _measure(bench: Bench, kind: Kind, rounds: int) -> None:
+    ours, peers = [], []
+    for round_ in range(rounds):
+        ours.append(bench.run_ours(kind, round_))
+        if kind.peer is not None:
+            peers.append(bench.run_peer(kind, round_))
+    us = max(ours, key=lambda result: result.speed)
+    if not peers:
+        print(f"{kind.name:24} {us.speed:10,.0f} {'-':>10} {'-':>6}   {us.loss:.3f}", flush=True)
+        return
+    peer = max(peers, key=lambda result: result.speed)
+    print(
+        f"{kind.name:24} {us.speed:10,.0f} {peer.speed:10,.0f} {us.speed / peer.speed:6.2f}   "
+        f"{us.loss:.3f} / {peer.loss:.3f}     {us.norm:.3f} / {peer.norm:.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
