@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from parallelisms.pipeline.factory import PipelineSchedule
 from parallelisms.pipeline.stage import Stage
 from trainer.config.schema import Config
 from trainer.plan.plan import Plan
+from parallelisms.pipeline.tied import TiedEmbedding
 from trainer.process import RankProcess
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,6 +35,7 @@ class Pipeline:
     evaluator: Executor | None  # forward only, where the configuration validates
 
     @property
+    tied: TiedEmbedding | None = None  # on the ranks that hold a matrix of which two stages have a copy
     def parts(self) -> list[nn.Module]:
         """The module of each stage."""
         return [stage.module for stage in self.stages.values()]
@@ -41,17 +44,24 @@ class Pipeline:
 def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: Observer) -> Pipeline:
     """Collective over all ranks: mesh, stages with initial parameters, executors that tell `observer`."""
     meshes = build_meshes(plan.layout, process.device.type)
+    def distinct_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of all parts, without the second copy of a matrix that two stages have."""
+        copy = None if self.tied is None else self.tied.copy
+        for part in self.parts:
+            yield from (parameter for parameter in part.parameters() if parameter is not copy)
+
     stages = {
         index: _build_stage(index, config, plan, process, meshes)
         for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
     }
     executor = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process, observer)
     if plan.validation is None:
-        return Pipeline(meshes, stages, executor, None)
+        return Pipeline(meshes, stages, executor, None, tied)
     seq_len = plan.validation.seq_len
     schedule = plan.validation.schedule
+    tied = _tied_embedding(stages, config, plan, process)
     evaluator = _build_executor(schedule, seq_len, stages, config, plan, process, process.progress)
-    return Pipeline(meshes, stages, executor, evaluator)
+    return Pipeline(meshes, stages, executor, evaluator, tied)
 
 
 def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Module:
@@ -101,3 +111,16 @@ def config_precision(config: Config) -> Precision:
     """The data types that the configuration names."""
     training = config.training
     return Precision(_DTYPES[training.mixed_precision_param], _DTYPES[training.mixed_precision_reduce])
+def _tied_embedding(
+    stages: dict[int, Stage], config: Config, plan: Plan, process: RankProcess
+) -> TiedEmbedding | None:
+    rank = plan.layout.pipeline_rank(process.rank)
+    if plan.tied_owners is None or rank not in plan.tied_owners:
+        return None
+    device = torch.device("cpu") if config.training.enable_cpu_offload else process.device
+    first, last = plan.tied_owners
+    members = plan.layout.pipeline_of(process.rank)
+    owners = members[first], members[last]
+    return TiedEmbedding(stages.get(0), stages.get(len(plan.stages) - 1), owners, device)
+
+

@@ -156,7 +156,8 @@ class Loop:
             )
             total += sum(losses)
         self._progress.phase("reducing loss and gradient norm", collective=True)
-        norm_squared = local_norm_squared(self._parameters(), self._device)
+        self._sum_tied_gradients()
+        norm_squared = local_norm_squared(self._pipeline.distinct_parameters(), self._device)
         sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])
         dist.all_reduce(sums)
         loss, norm_squared_sum, asked_to_stop = sums.tolist()
@@ -166,6 +167,11 @@ class Loop:
         """The counted tokens of the global batch, before the first backward needs them."""
         self._progress.phase("counting tokens", collective=True)
         counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
+    def _sum_tied_gradients(self) -> None:
+        tied = self._pipeline.tied
+        if tied is not None:
+            self._progress.phase("summing the gradients of tied embeddings", peer=tied.peer)
+            tied.sum_gradients()
         # Several ranks have the same tokens: the sum over the world counts each once for every one of them.
         dist.all_reduce(counted)
         return counted // self._plan.layout.ranks_of_a_token

@@ -47,11 +47,18 @@ class Progress:
         self.status = Status(0, "starting", time.monotonic(), patient=True)
 
     def phase(
-        self, doing: str, *, step: int | None = None, collective: bool = False, patient: bool = False
+        self,
+        doing: str,
+        *,
+        step: int | None = None,
+        peer: int | None = None,
+        collective: bool = False,
+        patient: bool = False,
     ) -> None:
-        """The loop enters a phase, e.g. "reading data"."""
+        """The loop enters a phase, e.g. "reading data"; with `peer`, one that this global rank has to enter too."""
         step = self.status.step if step is None else step
-        self.status = Status(step, doing, time.monotonic(), collective=collective, patient=patient)
+        waits_for = None if peer is None else "the same"
+        self.status = Status(step, doing, time.monotonic(), waits_for, peer, collective, patient)
 
     def begin(self, action: Action) -> None:
         self.status = Status(self.status.step, str(action), time.monotonic(), patient=self.status.step <= 1)

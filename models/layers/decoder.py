@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.decoder_sizes import NormType
@@ -26,6 +25,8 @@ from models.layers.norm import build_norm
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
 from models.sizes import RopeScaling, Sizes
+from models.layers.tied import TiedOutput
+from models.tied import copied_names
 
 
 class RotarySizes(Sizes, Protocol):
@@ -58,7 +59,11 @@ class Decoder(nn.Module, ABC):
         modules: names out of `sizes.modules()`, in the model's order and without gaps.
 
     Raises:
-        ValueError: the modules are not a contiguous part of the model, or tied embeddings are separated.
+        ValueError: the modules are not a contiguous part of the model.
+
+    Attributes:
+        copied: full names of the parameters that another part of the model holds as well: the embedding's, where the
+            output is tied to it and the embedding is in another part.
     """
 
     residual_outputs: ClassVar[tuple[str, ...]] = ()
@@ -69,13 +74,20 @@ class Decoder(nn.Module, ABC):
         owned = sizes.modules() if modules is None else tuple(modules)
         _check_contiguous(owned, sizes)
         self.sizes = sizes
-        self.tok_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim) if "tok_embeddings" in owned else None
+        self.copied = copied_names(sizes, owned)
+        self._embeds = "tok_embeddings" in owned
+        holds_matrix = self._embeds or bool(self.copied)
+        self.tok_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim) if holds_matrix else None
         indices = (name.removeprefix("layers.") for name in owned if name.startswith("layers."))
         self.layers = nn.ModuleDict({index: self.build_layer(int(index)) for index in indices})
         self.norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps) if "norm" in owned else None
-        self._has_output = "output" in owned
-        own_output = self._has_output and not sizes.tie_embeddings
-        self.output = nn.Linear(sizes.dim, sizes.vocab_size, bias=False) if own_output else None
+        self.output = self._build_output() if "output" in owned else None
+
+    def _build_output(self) -> nn.Linear | TiedOutput:
+        if not self.sizes.tie_embeddings:
+            return nn.Linear(self.sizes.dim, self.sizes.vocab_size, bias=False)
+        assert self.tok_embeddings is not None
+        return TiedOutput(self.tok_embeddings)
 
     @abstractmethod
     def build_layer(self, index: int) -> nn.Module:
@@ -102,18 +114,14 @@ class Decoder(nn.Module, ABC):
         if sequences is None:
             past = 0 if cache is None else cache.length
             sequences = Sequences.in_order(x.shape[1], x.device, past=past)
-        h = x if self.tok_embeddings is None else self.tok_embeddings(x)
+        h = self.tok_embeddings(x) if self._embeds and self.tok_embeddings is not None else x
         if self.layers:
             turns = self.turns(sequences.positions)
             for name, layer in self.layers.items():
                 h = layer(h, turns, sequences, None if cache is None else cache.layers[name])
         if self.norm is not None:
             h = self.norm(h)
-        if self.output is not None:
-            return self.output(h)
-        if self._has_output and self.tok_embeddings is not None:
-            return F.linear(h, self.tok_embeddings.weight)
-        return h
+        return h if self.output is None else self.output(h)
 
     def new_cache(
         self,
@@ -156,5 +164,3 @@ def _check_contiguous(owned: tuple[str, ...], sizes: Sizes) -> None:
         raise ValueError(
             f"{', '.join(owned) or 'nothing'} is not a part of the model in order and without gaps"
         )
-    if sizes.tie_embeddings and "output" in owned and "tok_embeddings" not in owned:
-        raise ValueError("the output is tied to tok_embeddings, so both must be in one stage")

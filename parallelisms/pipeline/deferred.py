@@ -2,9 +2,10 @@
 
 A linear layer's backward is two independent products: the gradient of its input, which the stage before
 waits for, and the gradient of its weight, which nobody waits for (Qi et al. 2024, arXiv 2401.10241,
-section 2). `defer_weight_gradients` replaces the forward of every `nn.Linear` of a stage by one whose
-backward computes the first at once and, while `WeightGradients.deferring` is on, puts the operands of the
-second aside. Embeddings and norms, whose weight gradients are cheap, stay with the input's part.
+section 2). `defer_weight_gradients` replaces the forward of every linear layer of a stage (an output that is tied
+to the embedding is one) by one whose backward computes the first at once and, while `WeightGradients.deferring`
+is on, puts the operands of the second aside. Embeddings and norms, whose weight gradients are cheap, stay with the
+input's part.
 
 The operands are kept per use and not per module, so a module used several times in a stage is counted
 several times; under activation checkpointing they come from the one recomputation that the input's part
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.layers.tied import TiedOutput
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,18 @@ class _LinearWithDeferredWeight(torch.autograd.Function):
 
 
 def defer_weight_gradients(module: nn.Module) -> WeightGradients:
-    """Let every `nn.Linear` in `module` be able to defer its weight gradient; returns the store they share.
+    """Let every linear layer in `module` be able to defer its weight gradient; returns the store they share.
 
     Without an open `collect()` the layers compute exactly what they did before.
     """
     store = WeightGradients()
     for child in module.modules():
-        if isinstance(child, nn.Linear):
+        if isinstance(child, nn.Linear | TiedOutput):
             child.forward = _deferring_forward(child, store)  # type: ignore[method-assign, assignment]
     return store
 
 
-def _deferring_forward(linear: nn.Linear, store: WeightGradients) -> Callable[[Tensor], Tensor]:
+def _deferring_forward(linear: nn.Linear | TiedOutput, store: WeightGradients) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         # The weight is looked up at each call: FSDP exchanges the parameter between sharded and gathered.
         # A compiled region has one backward graph with both gradients in it: they come with the input's part.

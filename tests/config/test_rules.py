@@ -34,8 +34,6 @@ CASES = [
     (model.sizes_fit_together, ["--model.override.n_heads", "4"], ["--model.override.n_heads", "3"], "dim 256 is not divisible by n_heads 3"),
     (model.sizes_fit_together, ["--model.override.n_kv_heads", "2"], ["--model.override.n_kv_heads", "3"], "n_heads 8 is not divisible by n_kv_heads 3"),
     (model.sizes_fit_together, ["--model.override.n_layers", "1"], ["--model.override.n_layers", "0"], "n_layers must be at least 1"),
-    (model.tied_embeddings_stay_in_one_stage, ["--model.override.tie_embeddings"], ["--model.override.tie_embeddings", *ranks(2)], "ties its output to its embedding"),
-    (model.tied_embeddings_stay_in_one_stage, ["--model.name", "llama3.2", "--model.flavor", "1B", "--model.override.tie_embeddings", "false", *ranks(2)], ["--model.name", "llama3.2", "--model.flavor", "1B", *ranks(2)], "allowed: 1, or"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),

@@ -69,7 +69,6 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("size of a wrong type", "--model.override.dim wide", 1, "wrong type for dim; allowed: integer"),
     ("heads that do not divide", "--model.override.n_heads 12", 1, "dim 256 is not divisible by n_heads 12"),
     ("key-value heads that do not divide", "--model.override.n_kv_heads 3", 1, "n_heads 8 is not divisible"),
-    ("tied embeddings in a pipeline", f"--model.override.tie_embeddings true {PP}degree 2", 2, "ties its output"),
     ("schedule unknown", f"{PP}schedule 1F2B {PP}degree 2", 2, "did you mean 1F1B?"),
     ("schedule file missing", f"{PP}schedule_csv /nonexistent.csv", 1, "there is no such file"),
     ("microbatches over batch", f"{PP}microbatches 64 {PP}degree 2", 2, "allowed: 1 to 8, or training.batch_size"),
@@ -114,8 +113,8 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_configuration_is_refused_with_its_reason_in_one_line(
     arguments: str, world_size: int, reason: str
 ) -> None:
-    """Cases P10 (tied embeddings in a pipeline), P14 (split points and degrees), D6 (a global batch that would be
-    floored), O2 (misspelled keys), O4 (types, negative numbers, unknown schedules)."""
+    """Cases P14 (split points and degrees), D6 (a global batch that would be floored), O2 (misspelled keys), O4 (types,
+    negative numbers, unknown schedules)."""
     report = report_of(*arguments.split(), world_size=world_size)
     assert reason in report
     assert "\n" not in report

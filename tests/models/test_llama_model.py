@@ -19,6 +19,7 @@ from models.layers.sequences import Sequences
 from models.llama.model import Transformer
 from models.llama.sizes import LlamaSizes
 from models.sizes import RopeScaling
+from models.tied import held_count, held_shapes
 
 TINY = LlamaSizes(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_hidden=48, vocab_size=61, max_seq_len=64)
 TIED = replace(TINY, tie_embeddings=True)
@@ -171,9 +172,21 @@ def test_modules_with_gaps_or_out_of_order_are_refused(modules: tuple[str, ...])
         Transformer(TINY, modules)
 
 
-def test_a_tied_output_without_its_embedding_is_refused() -> None:
-    with pytest.raises(ValueError, match="tied"):
-        Transformer(TIED, ("norm", "output"))
+def test_a_part_with_a_tied_output_holds_a_copy_of_the_embedding_under_its_name() -> None:
+    whole = build(TIED)
+    first, last = build(TIED, TIED.modules()[:2]), build(TIED, TIED.modules()[2:])
+    for part in (first, last):
+        assert torch.equal(
+            part.get_parameter("tok_embeddings.weight"), whole.get_parameter("tok_embeddings.weight")
+        )
+    assert last.copied == {"tok_embeddings.weight"}
+    assert not first.copied
+    assert not whole.copied
+    assert {name: tuple(p.shape) for name, p in last.named_parameters()} == held_shapes(
+        TIED, TIED.modules()[2:]
+    )
+    assert held_count(TIED, TIED.modules()[2:]) == sum(p.numel() for p in last.parameters())
+    torch.testing.assert_close(last(first(tokens())), whole(tokens()))
 
 
 def test_a_tied_embedding_gets_both_gradients() -> None:

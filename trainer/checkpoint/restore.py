@@ -45,7 +45,7 @@ def restore_weights(reader: CheckpointReader, model_parts: Sequence[nn.Module], 
     problems += [f"{name} is in it, not in the model" for name in sorted(reader.names("model") - held)]
     if problems:
         raise reader.mismatch("model", problems)
-    ranks.agreed(lambda: reader.read_into("model", tensors))
+    ranks.agreed(lambda: _read_parts(reader, model_parts))
 
 
 def restore_full(reader: CheckpointReader, state: TrainState, ranks: Ranks) -> int:
@@ -62,7 +62,13 @@ def restore_rng(reader: CheckpointReader, ranks: Ranks, device: torch.device) ->
     )
 
 
+def _read_parts(reader: CheckpointReader, model_parts: Sequence[nn.Module]) -> None:
+    for part in model_parts:  # one by one: two may have a copy each of the same tensor
+        reader.read_into("model", model_tensors([part]))
+
+
 def _restore_optimizer(reader: CheckpointReader, state: TrainState) -> None:
     allocate_optimizer_state(state.optimizer)
     drop_optimizer_state(state.model_parts, state.optimizer, reader.names("optimizer"))
-    reader.read_into("optimizer", optimizer_tensors(state.model_parts, state.optimizer))
+    for part in state.model_parts:
+        reader.read_into("optimizer", optimizer_tensors([part], state.optimizer))

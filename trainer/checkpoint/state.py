@@ -57,15 +57,19 @@ class TrainState:
 def model_tensors(model_parts: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Parameters and persistent buffers by full name; they share memory with the modules.
 
+    What a part holds a copy of is there once. To set it in all parts, take the tensors of each part alone.
+
     Raises:
         ValueError: two parts have a tensor of the same name, so one would be lost.
     """
     tensors: dict[str, Tensor] = {}
     for part in model_parts:
-        for name, tensor in part.state_dict().items():
-            if full_name(name) in tensors:
-                raise ValueError(f"two model parts have a tensor named {full_name(name)}")
-            tensors[full_name(name)] = tensor
+        copied: frozenset[str] = getattr(part, "copied", frozenset())  # of models whose parts can hold copies
+        for wrapped_name, tensor in part.state_dict().items():
+            name = full_name(wrapped_name)
+            if name in tensors and name not in copied:
+                raise ValueError(f"two model parts have a tensor named {name}")
+            tensors.setdefault(name, tensor)
     return tensors
 
 

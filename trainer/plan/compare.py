@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.config.schema import Config
 from trainer.plan.memory import fullest
+from trainer.plan.network import shown_kinds
 from trainer.plan.tables import flops, seconds, size, table
 from trainer.plan.view import PlanView
 
@@ -129,7 +130,7 @@ def _measures(view: PlanView) -> dict[str, tuple[Any, str]]:
         put(f"{name} of a rank", value, size(value))
     put("activations of a rank", memory.activations, size(memory.activations))
     put("peak of a rank", memory.peak.total, size(memory.peak.total))
-    for kind in ("gather", "reduce_scatter", "all_reduce", "activations", "gradients", "total"):
+    for kind in shown_kinds(view.traffic):
         value = max(getattr(traffic, kind) for traffic in view.traffic)
         put(f"sent by a rank: {kind.replace('_', '-')}", value, size(value))
     if view.fits is not None:

@@ -8,14 +8,19 @@ Scalars (loss, norm, counted tokens) are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+from models.tied import EMBEDDING, held_shapes
 from parallelisms.pipeline.actions import Kind
-from trainer.plan.state import StageParameters
+from trainer.plan.formats import STATE_BYTES
+from trainer.plan.state import ParameterGroup, StageParameters
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan
+
+
+_IN_EVERY_PLAN = ("gather", "reduce_scatter", "all_reduce", "activations", "gradients")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class RankTraffic:
         all_reduce: gradients, summed over replicas.
         activations: to the ranks of next stages.
         gradients: to the ranks of previous stages.
+        tied: gradients of an embedding of which two stages hold a copy.
     """
 
     gather: int
@@ -35,10 +41,18 @@ class RankTraffic:
     all_reduce: int
     activations: int = 0
     gradients: int = 0
+    tied: int = 0
 
     @property
     def total(self) -> int:
-        return self.gather + self.reduce_scatter + self.all_reduce + self.activations + self.gradients
+        return sum(getattr(self, each.name) for each in fields(self))
+
+
+def shown_kinds(ranks: Sequence[RankTraffic]) -> list[str]:
+    """Names of the kinds to show: those that every plan has, others that some rank sends, and the total."""
+    names = [each.name for each in fields(RankTraffic)]
+    used = [name for name in names if name in _IN_EVERY_PLAN or any(getattr(rank, name) for rank in ranks)]
+    return [*used, "total"]
 
 
 def forecast_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
@@ -52,10 +66,11 @@ def collective_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
     """The same without the messages between stages."""
     parameters = [StageParameters.of(plan.sizes, stage.modules, plan.layout.shard) for stage in plan.stages]
     placement = plan.schedule.placement
-    return tuple(
+    collectives = [
         _collectives(plan, [parameters[index] for index in placement.stages_of(rank)])
         for rank in range(plan.layout.pipeline)
-    )
+    ]
+    return tuple(replace(each, tied=_tied(plan, rank)) for rank, each in enumerate(collectives))
 
 
 def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
@@ -66,6 +81,15 @@ def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
         reduce_scatter=(shard - 1) * reduced,
         all_reduce=2 * (replicate - 1) * reduced // replicate,
     )
+
+
+def _tied(plan: Plan, rank: int) -> int:
+    """An all-reduce of two ranks, each with its part of the matrix; nothing where one rank has both stages."""
+    owners = plan.tied_owners
+    if owners is None or rank not in owners or owners[0] == owners[1]:
+        return 0
+    shapes = held_shapes(plan.sizes, (EMBEDDING,)).values()
+    return ParameterGroup.of(shapes, plan.layout.sharding_ranks).share * STATE_BYTES
 
 
 def _messages(plan: Plan, rank: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from models.registry import configured_sizes
+from models.tied import copies_embedding
 from parallelisms.layout import Layout, Parallelism
 from parallelisms.pipeline.actions import Kind
 from parallelisms.pipeline.errors import ScheduleError
@@ -77,7 +78,16 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        return sum(stage.parameters for stage in self.stages)
+        """Of the model: a matrix of which two stages hold a copy counts once."""
+        count: int = self.sizes.parameter_count()
+        return count
+
+    @property
+    def tied_owners(self) -> tuple[int, int] | None:
+        """The pipeline ranks that own the embedding and a copy of it in another stage; None: there is no copy."""
+        if not copies_embedding(self.sizes, self.stages[-1].modules):
+            return None
+        return self.stages[0].owner, self.stages[-1].owner
 
     @property
     def flops_per_token(self) -> int:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from models.tied import EMBEDDING, copies_embedding
 from parallelisms.pipeline.costs import scaled
 from parallelisms.pipeline.simulate import simulate
 from parallelisms.pipeline.split import is_layer
 from trainer.plan.accelerators import USABLE, Accelerator
 from trainer.plan.memory import RankMemory, forecast_memory, fullest
+from trainer.plan.network import shown_kinds
 from trainer.plan.nodes import global_ranks
 from trainer.plan.plan import Plan, StagePlan
 from trainer.plan.speed import EFFICIENCY, StepEstimate
@@ -180,6 +182,8 @@ def _stages(plan: Plan) -> list[str]:
         names = (
             _modules(first.modules) if len(stages) == 1 else _modules((first.modules[0], last.modules[-1]))
         )
+        if copies_embedding(plan.sizes, last.modules):
+            names += f" (tied to {EMBEDDING}: a copy of it)"
         rows.append(
             [
                 _from_to(first.index, last.index),
@@ -235,7 +239,7 @@ def _memory_cells(memory: RankMemory, unit: ByteUnit) -> tuple[str, ...]:
 
 def _network(view: PlanView) -> list[str]:
     unit = unit_for(max(traffic.total for traffic in view.traffic))
-    kinds = ["gather", "reduce_scatter", "all_reduce", "activations", "gradients", "total"]
+    kinds = shown_kinds(view.traffic)
     rows = _like_ranks(
         [tuple(unit.show(getattr(traffic, kind)) for kind in kinds) for traffic in view.traffic]
     )

@@ -118,7 +118,8 @@ def exposed_collectives(plan: Plan, traffic: RankTraffic, speeds: Bandwidths, co
     gather = traffic.gather / speeds.shard
     reduce = traffic.reduce_scatter / speeds.shard + traffic.all_reduce / speeds.replicate
     if plan.parallelism.keep_gathered:
-        return (gather + reduce) / max(1, len(plan.stages) // plan.layout.pipeline)
+        tied = traffic.tied / speeds.pipeline  # after everything else
+        return (gather + reduce) / max(1, len(plan.stages) // plan.layout.pipeline) + tied
     runs = plan.microbatches * plan.accumulation
     forward = sum(costs.forward)
     backward = sum(costs.backward_input) + sum(costs.backward_weight)

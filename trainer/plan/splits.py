@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from models.sizes import Sizes
+from models.tied import held_count
 from parallelisms.pipeline.split import StageSplit, split_balanced
 
 
@@ -16,7 +17,7 @@ class Splits:
     def __init__(self, sizes: Sizes, seq_len: int) -> None:
         self._modules = sizes.modules()
         self._work = [float(sizes.flops_per_token(seq_len, name)) for name in self._modules]
-        self._parameters = [float(sizes.parameter_count(name)) for name in self._modules]
+        self._parameters = [float(held_count(sizes, (name,))) for name in self._modules]
         self._known: dict[tuple[int, bool], StageSplit] = {}
 
     def of(self, stages: int, by_parameters: bool) -> StageSplit:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.sizes import Sizes
+from models.tied import held_count
 from parallelisms.layout import Layout, Parallelism
 from parallelisms.pipeline.csv import placement_of, read_csv
 from parallelisms.pipeline.errors import IllegalSettingError
@@ -18,7 +19,8 @@ from trainer.plan.formats import is_recomputed
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: its modules, the pipeline rank that owns it, its parameters, and its share of the work."""
+    """One stage: its modules, the pipeline rank that owns it, the parameters that it holds (a copied embedding is
+    among them), and its share of the work."""
 
     index: int
     owner: int
@@ -68,7 +70,7 @@ def plan_stages(
             index=index,
             owner=placement.owners[index],
             modules=names,
-            parameters=sum(sizes.parameter_count(name) for name in names),
+            parameters=held_count(sizes, names),
             flops_per_token=sum(sizes.flops_per_token(seq_len, name) for name in names),
             # A forward is a third of forward and backward.
             recomputed_flops_per_token=sum(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from models.sizes import Sizes
+from models.tied import held_shapes
 from parallelisms.pipeline.split import is_layer
 from trainer.plan.formats import STATE_BYTES
 
@@ -99,7 +100,7 @@ class StageParameters:
             if shapes not in groups:
                 groups[shapes] = ParameterGroup.of(shapes, shard)
             found.append(groups[shapes])
-        rest = [shape for name in others for shape in sizes.parameter_shapes(name).values()]
+        rest = held_shapes(sizes, others).values()
         return cls(tuple(found), ParameterGroup.of(rest, shard))
 
 

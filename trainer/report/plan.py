@@ -23,7 +23,7 @@ _PEAK = (
     "workspace",
     "total",
 )
-_TRAFFIC = ("gather", "reduce_scatter", "all_reduce", "activations", "gradients", "total")
+_TRAFFIC = ("gather", "reduce_scatter", "all_reduce", "activations", "gradients")
 
 
 def plan(runs: Sequence[Run]) -> Html:
@@ -134,12 +134,20 @@ def _details(index: int, run: Run, several: bool) -> Iterator[Html]:
     )
     traffic = run.plan["network"].items()
     if any(rank["total"].number() for rank in traffic):
-        head = ["Pipeline rank", *(each.replace("_", "-").capitalize() for each in _TRAFFIC)]
-        rows = _like([tuple(memory(rank[kind].number()) for kind in _TRAFFIC) for rank in traffic])
-        yield opens("Bytes that a rank sends in a step", table(head, rows, range(7)))
+        kinds = _kinds(traffic)
+        head = ["Pipeline rank", *(each.replace("_", "-").capitalize() for each in kinds)]
+        rows = _like([tuple(memory(rank[kind].number()) for kind in kinds) for rank in traffic])
+        yield opens("Bytes that a rank sends in a step", table(head, rows, range(len(head))))
     actions = run.plan["schedule"]["actions"].items()
     if len(actions) > 1:
         yield opens("Actions of each rank, in order", _actions(actions))
+
+
+def _kinds(traffic: Sequence[Loose]) -> list[str]:
+    """The kinds that every plan has, others that some rank sends, and the total."""
+    used = [name for rank in traffic for name, value in rank.members().items() if value.number()]
+    others = [name for name in dict.fromkeys(used) if name not in (*_TRAFFIC, "total")]
+    return [*_TRAFFIC, *others, "total"]
 
 
 def _stages(stages: Sequence[Loose]) -> list[list[str]]:

@@ -19,7 +19,6 @@ RULES: tuple[Rule, ...] = (
     model.flavor_is_one_of_the_family,
     model.overrides_are_sizes_of_the_family,
     model.sizes_fit_together,
-    model.tied_embeddings_stay_in_one_stage,
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,

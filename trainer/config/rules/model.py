@@ -79,20 +79,6 @@ def sizes_fit_together(config: Config, _world_size: int | None) -> Iterator[Prob
             yield Problem((*(f"model.override.{name}" for name in named), "model.flavor"), reason)
 
 
-def tied_embeddings_stay_in_one_stage(config: Config, _world_size: int | None) -> Iterator[Problem]:
-    """Embedding and output share a matrix only where both are in the same stage."""
-    ranks, sizes = config.experimental.pipeline_parallel_degree, sizes_of(config)
-    if sizes is None or not sizes.tie_embeddings or ranks == 1:
-        return
-    yield Problem(
-        ("experimental.pipeline_parallel_degree", "model.flavor", "model.name"),
-        f"{config.model.name} {config.model.flavor} ties its output to its embedding, "
-        f"which the first and the last stage of a pipeline cannot share",
-        "1, or model.override.tie_embeddings = false",
-        value=ranks,
-    )
-
-
 def sequences_longer_than_the_model_was_made_for(config: Config) -> Iterator[str]:
     """A notice: rotary positions reach further than the family's longest sequence, but were not made for it."""
     sizes = sizes_of(config)
