@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from trainer.checkpoint.agreement import FailedOnSomeRank, describe
 from trainer.checkpoint.manifest import InvalidCheckpoint
@@ -93,6 +94,36 @@ class CheckpointReader:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load({section: dict(tensors)}, storage_reader=_Reader(self._folder, self._metadata), no_dist=True)
+
+    def shape(self, section: str, name: str) -> tuple[int, ...]:
+        """The shape of a saved tensor."""
+        return tuple(self._saved[f"{section}.{name}"].size)
+
+    def dtype(self, section: str, name: str) -> torch.dtype:
+        """The number format of a saved tensor."""
+        return self._saved[f"{section}.{name}"].properties.dtype
+
+    def read(self, section: str, name: str) -> Tensor:
+        """The whole of a saved tensor, in its own number format. Memory: the tensor and its largest saved part."""
+        full_name = f"{section}.{name}"
+        saved = self._saved[full_name]
+        whole = None
+        for chunk in saved.chunks:
+            part = self._read_chunk(MetadataIndex(full_name, chunk.offsets))
+            if len(saved.chunks) == 1:
+                return part
+            if whole is None:
+                whole = torch.empty(saved.size, dtype=part.dtype)
+            whole[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = part
+        assert whole is not None, "a tensor without parts"
+        return whole
+
+    def _read_chunk(self, index: MetadataIndex) -> Tensor:
+        place = self._metadata.storage_data[index]
+        with (self._folder / place.relative_path).open("rb") as file:
+            part = _create_file_view(file, place.offset, place.length)
+            tensor: Tensor = torch.load(part, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+        return tensor
 
     def read_bytes(self, section: str, name: str) -> Tensor:
         """A saved tensor of bytes, uint8."""

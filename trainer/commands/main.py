@@ -16,7 +16,7 @@ from trainer import __version__
 from trainer.config.report import nearest
 from trainer.errors import ExitCode, StagelineError
 
-COMMANDS = ("plan", "check", "timeline", "report", "generate", "prepare")
+COMMANDS = ("plan", "check", "timeline", "report", "generate", "prepare", "import-hf", "export-hf")
 
 _INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 _USAGE = "Usage: stageline COMMAND [arguments]; stageline COMMAND --help says more"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     try:
-        return int(importlib.import_module(f"trainer.commands.{name}").run(arguments))
+        return int(importlib.import_module(f"trainer.commands.{_module(name)}").run(arguments))
     except StagelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -64,9 +64,13 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def _first_line(name: str) -> str:
     # From the text: importing every command would take seconds.
-    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    text = Path(__file__).with_name(f"{_module(name)}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 

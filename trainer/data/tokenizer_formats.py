@@ -25,6 +25,7 @@ class SentencePieceTokenizer:
             self._model = SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
             raise ConfigurationError(f"tokenizer {file}: not a sentencepiece model: {error}") from error
+        self.file = file
         self.vocab_size: int = self._model.vocab_size()
         self.bos_id = _or_none(self._model.bos_id())
         self.eos_id = _or_none(self._model.eos_id())
@@ -135,7 +136,7 @@ class TiktokenTokenizer:
         """Raises ConfigurationError, with the line, if `file` is not lines of a base64 token and its rank."""
         import tiktoken
 
-        ranks = _read_ranks(file)
+        self.ranks = ranks = _read_ranks(file)
         special = {name: len(ranks) + i for i, name in enumerate(self.SPECIAL)}
         self._model = tiktoken.Encoding(
             name=file.name, pat_str=self.PATTERN, mergeable_ranks=ranks, special_tokens=special
