@@ -17,9 +17,9 @@ from parallelisms.pipeline.channels import Channels
 from parallelisms.pipeline.execute import Boundary, Executor, Observer
 from parallelisms.pipeline.factory import PipelineSchedule
 from parallelisms.pipeline.stage import Stage
+from parallelisms.pipeline.tied import TiedEmbedding
 from trainer.config.schema import Config
 from trainer.plan.plan import Plan
-from parallelisms.pipeline.tied import TiedEmbedding
 from trainer.process import RankProcess
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,33 +33,33 @@ class Pipeline:
     stages: dict[int, Stage]
     executor: Executor
     evaluator: Executor | None  # forward only, where the configuration validates
+    tied: TiedEmbedding | None = None  # on the ranks that hold a matrix of which two stages have a copy
 
     @property
-    tied: TiedEmbedding | None = None  # on the ranks that hold a matrix of which two stages have a copy
     def parts(self) -> list[nn.Module]:
         """The module of each stage."""
         return [stage.module for stage in self.stages.values()]
 
-
-def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: Observer) -> Pipeline:
-    """Collective over all ranks: mesh, stages with initial parameters, executors that tell `observer`."""
-    meshes = build_meshes(plan.layout, process.device.type)
     def distinct_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of all parts, without the second copy of a matrix that two stages have."""
         copy = None if self.tied is None else self.tied.copy
         for part in self.parts:
             yield from (parameter for parameter in part.parameters() if parameter is not copy)
 
+
+def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: Observer) -> Pipeline:
+    """Collective over all ranks: mesh, stages with initial parameters, executors that tell `observer`."""
+    meshes = build_meshes(plan.layout, process.device.type)
     stages = {
         index: _build_stage(index, config, plan, process, meshes)
         for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
     }
     executor = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process, observer)
+    tied = _tied_embedding(stages, config, plan, process)
     if plan.validation is None:
         return Pipeline(meshes, stages, executor, None, tied)
     seq_len = plan.validation.seq_len
     schedule = plan.validation.schedule
-    tied = _tied_embedding(stages, config, plan, process)
     evaluator = _build_executor(schedule, seq_len, stages, config, plan, process, process.progress)
     return Pipeline(meshes, stages, executor, evaluator, tied)
 
@@ -107,10 +107,6 @@ def _build_executor(
     return Executor(schedule.actions, schedule.placement, rank, stages, channels, boundary, observer)
 
 
-def config_precision(config: Config) -> Precision:
-    """The data types that the configuration names."""
-    training = config.training
-    return Precision(_DTYPES[training.mixed_precision_param], _DTYPES[training.mixed_precision_reduce])
 def _tied_embedding(
     stages: dict[int, Stage], config: Config, plan: Plan, process: RankProcess
 ) -> TiedEmbedding | None:
@@ -124,3 +120,7 @@ def _tied_embedding(
     return TiedEmbedding(stages.get(0), stages.get(len(plan.stages) - 1), owners, device)
 
 
+def config_precision(config: Config) -> Precision:
+    """The data types that the configuration names."""
+    training = config.training
+    return Precision(_DTYPES[training.mixed_precision_param], _DTYPES[training.mixed_precision_reduce])

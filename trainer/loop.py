@@ -155,23 +155,24 @@ class Loop:
                 last_accumulation=position == len(batches) - 1,
             )
             total += sum(losses)
-        self._progress.phase("reducing loss and gradient norm", collective=True)
         self._sum_tied_gradients()
+        self._progress.phase("reducing loss and gradient norm", collective=True)
         norm_squared = local_norm_squared(self._pipeline.distinct_parameters(), self._device)
         sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])
         dist.all_reduce(sums)
         loss, norm_squared_sum, asked_to_stop = sums.tolist()
         return _Sums(loss, norm_squared_sum**0.5, asked_to_stop > 0)
 
-    def _count_tokens(self, batches: list[Batch]) -> Tensor:
-        """The counted tokens of the global batch, before the first backward needs them."""
-        self._progress.phase("counting tokens", collective=True)
-        counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
     def _sum_tied_gradients(self) -> None:
         tied = self._pipeline.tied
         if tied is not None:
             self._progress.phase("summing the gradients of tied embeddings", peer=tied.peer)
             tied.sum_gradients()
+
+    def _count_tokens(self, batches: list[Batch]) -> Tensor:
+        """The counted tokens of the global batch, before the first backward needs them."""
+        self._progress.phase("counting tokens", collective=True)
+        counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
         # Several ranks have the same tokens: the sum over the world counts each once for every one of them.
         dist.all_reduce(counted)
         return counted // self._plan.layout.ranks_of_a_token

@@ -24,8 +24,8 @@ from models.layers.cache import KeyValueCache
 from models.layers.norm import build_norm
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
-from models.sizes import RopeScaling, Sizes
 from models.layers.tied import TiedOutput
+from models.sizes import RopeScaling, Sizes
 from models.tied import copied_names
 
 
