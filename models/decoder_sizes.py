@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from models.activations import Kernels, Saved, embedding_saved, last_norm_saved, output_saved
+from models.mixture import Balancing
 
 NormType = Literal["rmsnorm", "layernorm", "np_layernorm"]
 
@@ -25,6 +26,11 @@ class DecoderSizes(ABC):
     norm_eps: float
     norm_type: NormType
     tie_embeddings: bool
+
+    @property
+    def balancing(self) -> Balancing:
+        """How the family's experts are kept equally busy, as published."""
+        return Balancing()
 
     @abstractmethod
     def layer_shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
@@ -63,6 +69,15 @@ class DecoderSizes(ABC):
         """Parameters of one module, or of the whole model."""
         modules = self.modules() if module is None else (module,)
         return sum(math.prod(shape) for name in modules for shape in self.parameter_shapes(name).values())
+
+    def active_parameter_count(self, module: str | None = None) -> int:
+        """Parameters that one token goes through: all but those of experts that it is not sent to."""
+        modules = self.modules() if module is None else (module,)
+        return sum(self.parameter_count(name) - self.idle_parameters(name) for name in modules)
+
+    def idle_parameters(self, module: str) -> int:
+        """Parameters of a module that a token does not go through."""
+        return 0
 
     def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
         """Floating-point operations of forward and backward for one token, of one module or of the whole model.

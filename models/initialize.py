@@ -2,8 +2,9 @@
 
 Every parameter has a random generator of its own, so neither the order in which parameters are made, nor
 which of them a rank holds, nor how they are sharded makes a difference. Nothing is communicated: a rank that
-holds a shard makes the whole parameter, one at a time, and keeps its part. Numbers are drawn on the device of
-the parameter, in fp32.
+holds a shard makes the whole parameter, one at a time, and keeps its part. Of stacked matrices, such as experts,
+each has a generator of its own, and a rank makes only those that it holds a part of. Numbers are drawn on the
+device of the parameter, in fp32.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 
 @dataclass(frozen=True)
 class Ones:
     """All ones."""
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """All zeros."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +36,22 @@ class Normal:
     cutoff: float | None = None
 
 
-Rule = Ones | Normal
+@dataclass(frozen=True)
+class Stacked:
+    """Along the first dimension lie matrices that each are drawn by themselves, from seeds of their own."""
+
+    each: Normal
+
+
+Rule = Ones | Zeros | Normal | Stacked
 
 
 @runtime_checkable
 class Initialised(Protocol):
-    """A model that knows how each of its parameters starts."""
+    """A model that knows how each of its parameters and buffers starts."""
 
     def initial(self, name: str) -> Rule:
-        """The rule for the parameter of this full name."""
+        """The rule for the parameter or buffer of this full name."""
         ...
 
 
@@ -53,7 +66,7 @@ def full_name(name: str) -> str:
 
 @torch.no_grad()
 def initialize_parameters(module: nn.Module, seed: int) -> None:
-    """Give every parameter of `module` its initial value.
+    """Give every parameter and buffer of `module` its initial value.
 
     Args:
         module: a model with `initial`, or one wrapped by torch's checkpoint wrapper or compiler; parameters
@@ -62,7 +75,7 @@ def initialize_parameters(module: nn.Module, seed: int) -> None:
 
     Raises:
         TypeError: the module has no rules.
-        ValueError: a parameter is on the meta device.
+        ValueError: a parameter or buffer is on the meta device.
     """
     rules = module
     while not isinstance(rules, Initialised):
@@ -70,11 +83,11 @@ def initialize_parameters(module: nn.Module, seed: int) -> None:
         if inner is None:
             raise TypeError(f"{type(rules).__name__} has no rules for its initial parameters")
         rules = inner
-    for wrapped_name, parameter in module.named_parameters():
+    for wrapped_name, parameter in (*module.named_parameters(), *module.named_buffers()):
         name = full_name(wrapped_name)
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device; call to_empty first")
-        _fill(parameter, rules.initial(name), _seed_of(seed, name))
+        _fill(parameter, rules.initial(name), seed, name)
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -82,18 +95,49 @@ def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1  # generators take 63 bits
 
 
-def _fill(parameter: Tensor, rule: Rule, seed: int) -> None:
-    if isinstance(rule, Ones):
-        parameter.fill_(1.0)
-        return
-    device = parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
-    full = _draw(parameter.shape, rule, torch.Generator(device).manual_seed(seed))
-    if isinstance(parameter, DTensor):
-        # src_data_rank=None: every rank has the whole tensor and cuts out its own part.
-        part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.to_local().copy_(part.to_local())
-    else:
-        parameter.copy_(full)
+def _fill(parameter: Tensor, rule: Rule, seed: int, name: str) -> None:
+    match rule:
+        case Ones():
+            parameter.fill_(1.0)
+        case Zeros():
+            parameter.zero_()
+        case Normal():
+            device = _local(parameter).device
+            full = _draw(parameter.shape, rule, torch.Generator(device).manual_seed(_seed_of(seed, name)))
+            _local(parameter).copy_(_part(full, parameter))
+        case Stacked():
+            _fill_stacked(parameter, rule.each, seed, name)
+
+
+def _fill_stacked(parameter: Tensor, rule: Normal, seed: int, name: str) -> None:
+    """The matrices that this rank holds a part of, one by one."""
+    local, shape = _local(parameter), parameter.shape[1:]
+    held = _part(torch.arange(parameter.shape[0]), parameter).tolist()
+    for place, index in enumerate(held):
+        generator = torch.Generator(local.device).manual_seed(_seed_of(seed, f"{name}.{index}"))
+        matrix = _draw(shape, rule, generator).unsqueeze(0)
+        local[place].copy_(_part(matrix, parameter, but=0).squeeze(0))
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _part(full: Tensor, parameter: Tensor, but: int | None = None) -> Tensor:
+    """What this rank holds of `full` if it is laid out as the parameter, but not cut along the dimension `but`.
+
+    Dimensions that `full` does not have are not cut either.
+    """
+    if not isinstance(parameter, DTensor):
+        return full
+
+    def stays(placement: Placement) -> bool:
+        cut = getattr(placement, "dim", None)  # of the strided kind too, which is no Shard
+        return cut is None or (cut != but and cut < full.ndim)
+
+    placements = [placement if stays(placement) else Replicate() for placement in parameter.placements]
+    # src_data_rank=None: every rank has the whole tensor and cuts out its own part.
+    return distribute_tensor(full, parameter.device_mesh, placements, src_data_rank=None).to_local()
 
 
 def _draw(shape: torch.Size, rule: Normal, generator: torch.Generator) -> Tensor:

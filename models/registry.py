@@ -17,6 +17,9 @@ _FAMILIES = MappingProxyType(
         "llama3.1": "models.llama:LLAMA3_1",
         "llama3.2": "models.llama:LLAMA3_2",
         "llama3.3": "models.llama:LLAMA3_3",
+        "qwen3": "models.qwen3:QWEN3",
+        "qwen3_moe": "models.qwen3_moe:QWEN3_MOE",
+        "deepseek_v3": "models.deepseek_v3:DEEPSEEK_V3",
     }
 )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from models.activations import Kernels, Saved
 
@@ -29,6 +30,40 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_seq_len: int = 8192
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): stretching of the rotary wavelengths, as DeepSeek-V3 and Qwen3 use it.
+
+    Pairs that turn less than `beta_slow` times over the original context are slowed by `factor`, those that turn
+    more than `beta_fast` times are kept, and those between are blended. Attention is sharpened to make up for the
+    larger context (section 3.4), where `mscale` says how much: DeepSeek multiplies the products of queries and keys
+    by the square of `sharpening(mscale_all_dim)`, and what is turned by the quotient of `sharpening(mscale)` and
+    that. Where `mscale_all_dim` is 0, as in the paper, only what is turned is multiplied, by `sharpening(1)`.
+    """
+
+    factor: float = 4.0
+    original_max_seq_len: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    @property
+    def amplitude(self) -> float:
+        """By which queries and keys are multiplied where they are turned."""
+        if not (self.mscale and self.mscale_all_dim):
+            return self._sharpening(1.0)
+        return self._sharpening(self.mscale) / self._sharpening(self.mscale_all_dim)
+
+    @property
+    def product_scale(self) -> float:
+        """By which the products of queries and keys are multiplied beside that."""
+        return self._sharpening(self.mscale_all_dim) ** 2
+
+    def _sharpening(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 class Sizes(Protocol):
@@ -90,15 +125,22 @@ def apply_overrides(sizes: AnySizes, override: Mapping[str, object]) -> AnySizes
     if scaling is False:
         changes["rope_scaling"] = None
     elif isinstance(scaling, Mapping):
-        changes["rope_scaling"] = _scaling(scaling)
+        changes["rope_scaling"] = _scaling(_scaling_type(type(sizes)), scaling)
     return replace(sizes, **changes)  # type: ignore[type-var]
 
 
-def _scaling(table: Mapping[str, Any]) -> RopeScaling:
-    """The scaling that a table describes, its defaults those of Llama 3.1. Raises SizesError for other keys."""
-    known = {field.name for field in fields(RopeScaling)}
+def _scaling_type(sizes: type) -> type:
+    """Which kind of scaling the family has: what its field `rope_scaling` can be beside None."""
+    annotation = get_type_hints(sizes)["rope_scaling"]
+    found: type = next(kind for kind in get_args(annotation) if kind is not type(None))
+    return found
+
+
+def _scaling(kind: type, table: Mapping[str, Any]) -> Any:
+    """The scaling that a table describes; what it does not say is the kind's default. Raises SizesError."""
+    known = {field.name for field in fields(kind)}
     if unknown := sorted(set(table) - known):
         raise SizesError(
             tuple(f"rope_scaling.{name} is not among {', '.join(sorted(known))}" for name in unknown)
         )
-    return RopeScaling(**table)
+    return kind(**table)

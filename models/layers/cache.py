@@ -43,12 +43,15 @@ class KeyValueCache:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        value_dim: int | None = None,
     ) -> None:
-        shape = (batch, n_kv_heads, capacity, head_dim)
+        """Empty caches. `value_dim`: features of a value, where they are not as many as those of a key."""
+
+        def room(features: int) -> Tensor:
+            return torch.empty((batch, n_kv_heads, capacity, features), dtype=dtype, device=device)
+
         self.layers = {
-            name: LayerCache(
-                torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
-            )
+            name: LayerCache(room(head_dim), room(head_dim if value_dim is None else value_dim))
             for name in layers
         }
 

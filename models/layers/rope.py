@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), with the scaling of Llama 3.1.
+"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), with the scaling of Llama 3.1 and YaRN.
 
 Neighbouring features (2i, 2i + 1) of a head form the pair that is turned by position · theta^(-2i / head_dim),
 as in the paper and in Meta's weights. Hugging Face pairs feature i with i + head_dim / 2 instead: its weights
@@ -12,17 +12,19 @@ import math
 import torch
 from torch import Tensor
 
-from models.sizes import RopeScaling
+from models.sizes import RopeScaling, YarnScaling
 
 
-def rotations(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+def rotations(
+    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | YarnScaling | None
+) -> Tensor:
     """The turn of every pair at every position: cos + i sin, complex64.
 
     Args:
         positions: (T,) or (B, T), integers.
         head_dim: features of one head.
         theta: base of the wavelengths.
-        scaling: see `scale_frequencies`.
+        scaling: see `scale_frequencies` and `yarn_frequencies`.
 
     Returns:
         (T, 1, head_dim / 2) or (B, T, 1, head_dim / 2); the dimension of 1 is for the heads. Complex numbers
@@ -31,10 +33,15 @@ def rotations(positions: Tensor, head_dim: int, theta: float, scaling: RopeScali
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     frequencies = theta**-exponents  # radians per position
-    if scaling is not None:
-        frequencies = scale_frequencies(frequencies, scaling)
+    amplitude = 1.0
+    match scaling:
+        case RopeScaling():
+            frequencies = scale_frequencies(frequencies, scaling)
+        case YarnScaling():
+            frequencies = yarn_frequencies(frequencies, head_dim, theta, scaling)
+            amplitude = scaling.amplitude
     angles = positions.float().unsqueeze(-1) * frequencies
-    return torch.polar(torch.ones_like(angles), angles).unsqueeze(-2)
+    return torch.polar(torch.full_like(angles, amplitude), angles).unsqueeze(-2)
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
@@ -43,6 +50,21 @@ def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def yarn_frequencies(frequencies: Tensor, head_dim: int, theta: float, scaling: YarnScaling) -> Tensor:
+    """YaRN, section 3.2: as `scale_frequencies`, but blended evenly over the pairs between the two limits."""
+
+    def pair_that_turns(times: float) -> float:
+        """The place of the pair that turns so often over the original context."""
+        wavelength = scaling.original_max_seq_len / (2 * math.pi * times)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_dim - 1)
+    place = torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device)
+    slowed = ((place - first) / max(last - first, 0.001)).clamp(0, 1)
+    return slowed * frequencies / scaling.factor + (1 - slowed) * frequencies
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

@@ -99,8 +99,9 @@ def test_an_unknown_family_is_refused_with_the_names_there_are() -> None:
 
 
 def test_every_registered_flavor_has_sizes() -> None:
-    assert set(registry.names()) == {"llama2", "llama3", "llama3.1", "llama3.2", "llama3.3"}
-    for name in registry.names():
+    llamas = {name for name in registry.names() if name.startswith("llama")}
+    assert llamas == {"llama2", "llama3", "llama3.1", "llama3.2", "llama3.3"}
+    for name in llamas:
         assert all(isinstance(sizes, LlamaSizes) for sizes in registry.family(name).sizes.values())
 
 
