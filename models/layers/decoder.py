@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from models.decoder_sizes import NormType
 from models.initialize import Normal, Ones, Rule
+from models.layers.attend import Attend, with_masks
 from models.layers.cache import KeyValueCache
 from models.layers.norm import build_norm
 from models.layers.rope import rotations
@@ -80,6 +81,7 @@ class Decoder(nn.Module, ABC):
         self.tok_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim) if holds_matrix else None
         indices = (name.removeprefix("layers.") for name in owned if name.startswith("layers."))
         self.layers = nn.ModuleDict({index: self.build_layer(int(index)) for index in indices})
+        self._attends = tuple(module for module in self.layers.modules() if isinstance(module, Attend))
         self.norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps) if "norm" in owned else None
         self.output = self._build_output() if "output" in owned else None
 
@@ -117,6 +119,8 @@ class Decoder(nn.Module, ABC):
         h = self.tok_embeddings(x) if self._embeds and self.tok_embeddings is not None else x
         if self.layers:
             turns = self.turns(sequences.positions)
+            if cache is None:
+                sequences = with_masks(sequences, self._attends, h.shape[0], h.dtype)
             for name, layer in self.layers.items():
                 h = layer(h, turns, sequences, None if cache is None else cache.layers[name])
         if self.norm is not None:

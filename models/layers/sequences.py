@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +19,13 @@ class Sequences:
         positions: (T,) or (B, T), integers: the place of each token in its sequence, for rotary positions.
         documents: (B, T), integers that do not fall along a sequence: the document that each token belongs to.
             Tokens of different documents do not see each other. None: a sequence is one document.
+        masks: what the kernels of attention are told, by the width of their window, made once for all layers; None:
+            each layer makes its own. See `models.layers.attend`.
     """
 
     positions: Tensor
     documents: Tensor | None = None
+    masks: Mapping[int | None, Any] | None = None
 
     @classmethod
     def in_order(cls, length: int, device: torch.device, *, past: int = 0) -> Sequences:
