@@ -30,6 +30,8 @@ class Saved:
     Attributes:
         input: its input, which is all that stays under activation checkpointing.
         inside: what else it saves.
+        operations: what stays beside the input under checkpointing by operation: the results of attention and of
+            every second matrix product. None: not known, at most `inside`.
         deferred: what stays from the gradient of the input to that of the weights, when these are separate:
             input and output gradient of every linear layer.
         temporary: the most that its own backward needs beside all that, for a moment.
@@ -41,6 +43,7 @@ class Saved:
 
     input: int = 0
     inside: int = 0
+    operations: int | None = None
     deferred: int = 0
     temporary: int = 0
     forward_temporary: int = 0

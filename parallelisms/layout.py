@@ -7,6 +7,7 @@ far apart and exchange little, to the innermost, whose neighbours sit in one nod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 PIPELINE = "pipeline"
 REPLICATE = "replicate"
@@ -18,6 +19,10 @@ FSDP = "fsdp"
 # Experts are spread over a part of those ranks, and what each holds is sharded over the others.
 EXPERT_SHARD = "expert_shard"
 EXPERT = "expert"
+
+# How context ranks come to each other's keys and values: all at once, one after the other in a ring, or by
+# exchanging heads for tokens.
+RotateMethod = Literal["allgather", "alltoall", "ulysses"]
 
 
 @dataclass(frozen=True)
@@ -102,5 +107,10 @@ class Parallelism:
     sharded: bool  # FSDP2 over the data-parallel ranks (over one, for its mixed precision)
     keep_gathered: bool  # parameters stay gathered from forward to backward
     cpu_offload: bool = False
+    loss_parallel: bool = True  # tensor-parallel ranks compute the loss from their parts of the vocabulary
     checkpointing: str = "none"
     checkpointing_option: str = "2"
+    rotate_method: RotateMethod = "allgather"
+    balanced_context: bool = True  # whether sequences are cut so that context ranks have equal work
+    checkpointing_budget: float = 0.5
+    compile_backend: str | None = None  # of torch.compile for each layer; None: not compiled

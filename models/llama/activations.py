@@ -17,6 +17,8 @@ normalised input in fp32; where the model computes in fp32, its input is the x a
 
 The weight gradients need the inputs of the seven linear layers (3D + F) and their output gradients
 (D + 2K for q, k, v; D for wo; 2F for w1 and w3; D for w2).
+
+Under checkpointing by operation the results of wq, wv, attention, w1 and w2 stay (2D + K + F, and D with the sums).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def layer_saved(sizes: LlamaSizes, element: int, kernels: Kernels) -> Saved:
     return Saved(
         input=element * d,
         inside=element * kept + FP32 * sizes.n_heads + 2 * (norm.input + norm.more) - element * d,
+        operations=element * (3 * d + k + f) + FP32 * sizes.n_heads,
         deferred=element * (6 * d + 2 * k + 3 * f),
         temporary=element * (3 * f + 2 * d),
         forward_temporary=FP32 * 2 * d,  # q in fp32 while it is turned

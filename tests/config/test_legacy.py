@@ -105,7 +105,7 @@ def test_a_file_of_torchtitan_0_2_loads_with_one_notice_for_each_old_spelling(tm
     assert (
         f"{path}:31: training.local_batch_size = 8 is spelled training.batch_size = 8 today" in loaded.notices
     )
-    assert len(loaded.notices) == len(set(loaded.notices)) == 18
+    assert len(loaded.notices) == len(set(loaded.notices)) == 19
 
 
 def test_a_file_of_january_2025_needs_no_notice(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ enable_float8_linear = false
     ("arguments", "reason"),
     [
         ("--parallelism.expert_tensor_parallel_degree 2", "command line: --parallelism.expert_tensor_parallel_degree 2: known from torchtitan, not available in Stageline 0.1.0; allowed: 1"),
-        ("--training.compile", "allowed: false"),
-        ("--compile.enable true", "known from torchtitan"),
+        ("--compile.components [\"loss\"]", "allowed: [\"model\"] or [\"model\", \"loss\"]"),
+        ("--experimental.enable_compiled_autograd", "allowed: false"),
         ("--float8.enable_float8_linear", "known from torchtitan"),
         ("--model.converters [\"float8\"]", "allowed: []"),
         ("--checkpoint.initial_load_path /x", "known from torchtitan"),
         ("--lr_scheduler.total_steps 30", "allowed: leaving it out"),
         ("--training.dataloader.num_workers 8", "allowed: 0"),
-        ("--activation_checkpoint.selective_ac_option op", '"op" is known from torchtitan'),
+        ("--activation_checkpoint.visualize_memory_budget_pareto", "allowed: false"),
         ("--validation.steps -1", "-1 is known from torchtitan"),
         ("--float8.emulat true", "unknown key"),
         ("--parallelism.pipeline_parallel_degre 2", "unknown table [parallelism]; did you mean experimental.pipeline_parallel_degree?"),

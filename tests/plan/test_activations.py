@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from models.activations import Kernels
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
-from models.llama.model import TransformerBlock
+from models.llama.model import Transformer, TransformerBlock
 from models.llama.sizes import LlamaSizes
 from models.registry import family
 from models.sizes import Sizes
-from trainer.loss import cross_entropy
+from parallelisms.checkpointing import apply_activation_checkpointing
+from trainer.loss import loss_of_microbatches
 
 DEBUG = family("llama3").sizes["debug"]
 NO_GROUPS = LlamaSizes(
@@ -84,6 +86,27 @@ def test_a_layer_on_an_accelerator_keeps_what_is_predicted() -> None:
     assert kept == pytest.approx(predicted(DEBUG, "layers.0", 2, Kernels.ACCELERATOR), rel=0.1)
 
 
+def living_bytes() -> int:
+    """Storages of all tensors that Python knows."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if isinstance(each, Tensor)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_by_operation_a_layer_keeps_exactly_what_is_predicted(dtype: torch.dtype) -> None:
+    layer = Transformer(DEBUG, ("layers.0",)).to(dtype)
+    apply_activation_checkpointing(layer, "selective", "op")
+    x = torch.randn(B, T, DEBUG.dim, dtype=dtype, requires_grad=True)
+    before = living_bytes()
+    output = layer(x)
+    saved = DEBUG.saved("layers.0", dtype.itemsize, Kernels.CPU)
+    assert saved.operations is not None
+    positions = 8 * T
+    kept = saved.operations * B * T + saved.per_sequence * T
+    assert living_bytes() - before - output.nbytes - positions == kept
+
+
 @pytest.mark.parametrize("norm_type", ["layernorm", "np_layernorm"])
 def test_other_norms_are_predicted_too(norm_type: str) -> None:
     sizes = LlamaSizes(
@@ -104,6 +127,7 @@ def test_output_and_loss_keep_fp32_logits(dtype: torch.dtype) -> None:
     output = nn.Linear(DEBUG.dim, DEBUG.vocab_size, bias=False).to(dtype)
     x = torch.randn(B, T, DEBUG.dim, dtype=dtype, requires_grad=True)
     labels = torch.randint(DEBUG.vocab_size, (B, T))
-    kept = bytes_kept(lambda: cross_entropy(output(x), labels, torch.tensor(7)), list(output.parameters()))
+    loss = loss_of_microbatches([labels], torch.tensor(7))
+    kept = bytes_kept(lambda: loss(output(x), 0), list(output.parameters()))
     scalars = 16  # the total weight, and the number of counted tokens
     assert kept - predicted(DEBUG, "output", dtype.itemsize, Kernels.CPU) <= scalars

@@ -70,6 +70,7 @@ RENAMED = MappingProxyType(
         "debug.deterministic": "training.deterministic",
         "debug.moe_force_load_balance": "training.debug_moe_force_load_balance",
         "compile.enable": "training.compile",
+        "compile.backend": "training.compile_backend",
     }
 )
 
@@ -151,10 +152,8 @@ UNAVAILABLE = MappingProxyType(
         "model.print_after_conversion": (False,),
         "optimizer.early_step_in_backward": (False,),
         "lr_scheduler.total_steps": (),
-        "training.disable_loss_parallel": (False,),
         "training.data_parallel_type": ("fsdp",),
         "training.fsdp_reshard_after_forward": ("default",),
-        "training.compile": (False,),
         "training.fp8_linear": ("",),
         "training.enable_fp8_linear": (False,),
         "training.enable_float8_linear": (False,),
@@ -190,6 +189,11 @@ UNAVAILABLE = MappingProxyType(
         "activation_checkpoint.preserve_rng_state": (True, False),  # nothing in a layer is random
         "activation_checkpoint.determinism_check": ("default",),
         "activation_checkpoint.debug": (False,),
+        # With "op": routers, whose products are small and are not worth an own list.
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": (("moe.router.gate",), ()),
+        "activation_checkpoint.visualize_memory_budget_pareto": (False,),
+        # The loss is never compiled; the result is the same.
+        "compile.components": (("model",), ("model", "loss")),
         "float8.enable_float8_linear": (False,),
         "comm.save_traces_folder": ("comm_traces",),
         "comm.save_traces_file_prefix": ("rank_",),
@@ -203,9 +207,8 @@ UNAVAILABLE = MappingProxyType(
 
 UNAVAILABLE_VALUES = MappingProxyType(
     {
+        "experimental.context_parallel_load_balancer": ("ptrr",),  # for FlexAttention
         "checkpoint.async_mode": ("async", "async_with_pinned_mem"),
-        "activation_checkpoint.mode": ("memory_budget",),
-        "activation_checkpoint.selective_ac_option": ("op",),
         "validation.steps": (-1,),
     }
 )
@@ -213,16 +216,9 @@ UNAVAILABLE_VALUES = MappingProxyType(
 
 GOVERNED = frozenset(
     {
-        "activation_checkpoint.memory_budget",
-        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
-        "activation_checkpoint.visualize_memory_budget_pareto",
         "checkpoint.initial_load_in_hf_quantized",
         "checkpoint.initial_load_model_only",
         "checkpoint.initial_load_model_weights_only",
-        "compile.backend",
-        "compile.components",
-        "experimental.context_parallel_load_balancer",
-        "experimental.context_parallel_rotate_method",
         "experimental.expert_parallel_comm_backend",
         "experimental.pipeline_parallel_expert_parallel_overlap",
         "fault_tolerance.fragment_sync_delay",

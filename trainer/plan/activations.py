@@ -9,7 +9,7 @@ from models.activations import Kernels, Saved
 from models.sizes import Sizes
 from parallelisms.layout import Parallelism
 from parallelisms.pipeline.split import is_layer
-from trainer.plan.formats import Formats, is_recomputed
+from trainer.plan.formats import Formats, Recomputed, recomputed
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,18 @@ def stage_activations(
     kinds: dict[str, Saved] = {}
     held = deferred = temporary = layer_temporary = forward_temporary = once = 0
     for position, module in enumerate(modules):
-        again = is_recomputed(module, parallelism)
+        again = recomputed(module, parallelism)
         kind = module.partition(".")[0]  # all layers are alike
         if kind not in kinds:
             kinds[kind] = sizes.saved(module, element, kernels)
         saved = kinds[kind]
-        held += saved.input if again else saved.whole
-        if position == 0 and not first and not again and not saved.holds_input:
+        held += saved.whole if again is Recomputed.NOTHING else saved.input
+        if again is Recomputed.OPERATIONS:
+            held += saved.inside if saved.operations is None else saved.operations
+        if position == 0 and not first and again is Recomputed.NOTHING and not saved.holds_input:
             held += element * sizes.dim
         deferred += saved.deferred
-        needed = saved.temporary + (saved.inside if again else 0)
+        needed = saved.temporary + (0 if again is Recomputed.NOTHING else saved.inside)
         temporary = max(temporary, needed)
         if is_layer(module):
             layer_temporary = max(layer_temporary, needed)

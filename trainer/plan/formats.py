@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
+from models.sizes import Sizes
 from parallelisms.layout import Parallelism
 from parallelisms.pipeline.split import is_layer
 
@@ -27,9 +29,33 @@ class Formats:
         return _BYTES[self.reduction]
 
 
-def is_recomputed(module: str, parallelism: Parallelism) -> bool:
-    """Whether a module's forward is done again in the backward: layers, by their index in the whole model."""
-    if not is_layer(module) or parallelism.checkpointing == "none":
-        return False
-    every = 1 if parallelism.checkpointing == "full" else int(parallelism.checkpointing_option)
-    return int(module.rpartition(".")[2]) % every == 0
+class Recomputed(Enum):
+    """What of a module's forward is done again in the backward."""
+
+    NOTHING = "nothing"
+    OPERATIONS = "operations"  # all but attention and every second matrix product
+    ALL = "all"
+
+
+def recomputed(module: str, parallelism: Parallelism) -> Recomputed:
+    """Of layers, by their index in the whole model. What a compiler decides is not known: taken for nothing."""
+    mode, option = parallelism.checkpointing, parallelism.checkpointing_option
+    if not is_layer(module) or mode in ("none", "memory_budget"):
+        return Recomputed.NOTHING
+    if mode == "selective" and option == "op":
+        return Recomputed.OPERATIONS
+    every = 1 if mode == "full" else int(option)
+    return Recomputed.ALL if int(module.rpartition(".")[2]) % every == 0 else Recomputed.NOTHING
+
+
+def recomputed_flops(sizes: Sizes, module: str, seq_len: int, parallelism: Parallelism) -> int:
+    """Operations for one token of what is done again; a forward is a third of forward and backward."""
+    match recomputed(module, parallelism):
+        case Recomputed.NOTHING:
+            return 0
+        case (
+            Recomputed.OPERATIONS
+        ):  # half of the matrix products; without attention, which grows with seq_len
+            return sizes.flops_per_token(0, module) // 6
+        case Recomputed.ALL:
+            return sizes.flops_per_token(seq_len, module) // 3

@@ -62,6 +62,7 @@ class Plan:
     steps: int  # of the whole run
     costs: Costs  # of each stage, with which the schedule is timed
     measured_costs: bool  # whether they are seconds that were measured, not FLOPs per token
+    loss_chunk: int | None  # tokens whose logits there are at a time; None: those of a whole microbatch
 
     @property
     def microbatches(self) -> int:
@@ -75,6 +76,11 @@ class Plan:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
+
+    @property
+    def rank_seq_len(self) -> int:
+        """Tokens of a sequence that one context rank has."""
+        return self.seq_len // self.layout.context
 
     @property
     def parameters(self) -> int:
@@ -187,6 +193,7 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
         steps=training.steps,
         costs=scheduler.costs,
         measured_costs=costs is not None,
+        loss_chunk=_loss_chunk(config, layout),
     )
 
 
@@ -194,7 +201,7 @@ def state_of_ranks(
     sizes: Any, stages: tuple[StagePlan, ...], placement: Placement, layout: Layout
 ) -> tuple[StateBytes, ...]:
     """The training state of the ranks at each place of the pipeline."""
-    parameters = [StageParameters.of(sizes, stage.modules, layout.shard) for stage in stages]
+    parameters = [StageParameters.of(sizes, stage.modules, layout.sharding_ranks) for stage in stages]
     return tuple(
         state_bytes([parameters[stage] for stage in placement.stages_of(rank)])
         for rank in range(layout.pipeline)
@@ -244,12 +251,23 @@ def _parallelism(config: Config, layout: Layout) -> Parallelism:
     reduced_precision = "bfloat16" in (training.mixed_precision_param, training.mixed_precision_reduce)
     splits = find(config.experimental.pipeline_parallel_schedule).splits_backward
     return Parallelism(
-        sharded=layout.data_ranks > 1 or reduced_precision or training.enable_cpu_offload,
+        sharded=layout.replicate * layout.sharding_ranks > 1 or reduced_precision or training.enable_cpu_offload,
         keep_gathered=layout.pipeline > 1 or splits,
         cpu_offload=training.enable_cpu_offload,
+        loss_parallel=not training.disable_loss_parallel,
         checkpointing=config.activation_checkpoint.mode,
         checkpointing_option=config.activation_checkpoint.selective_ac_option,
+        checkpointing_budget=config.activation_checkpoint.memory_budget,
+        compile_backend=training.compile_backend if training.compile else None,
+        rotate_method=config.experimental.context_parallel_rotate_method,
+        balanced_context=config.experimental.context_parallel_load_balancer == "headtail",
     )
+
+
+def _loss_chunk(config: Config, layout: Layout) -> int | None:
+    # Gathered logits are those of all tokens.
+    gathers = layout.tensor > 1 and config.training.disable_loss_parallel
+    return config.training.loss_chunk if config.training.fused_loss and not gathers else None
 
 
 def _accumulation(config: Config, layout: Layout) -> int:

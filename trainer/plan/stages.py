@@ -14,7 +14,7 @@ from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement
 from parallelisms.pipeline.split import StageSplit, split_at, split_balanced, split_by_layers, stages_per_rank
 from trainer.config.schema import Config
-from trainer.plan.formats import is_recomputed
+from trainer.plan.formats import recomputed_flops
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,8 @@ def plan_stages(
             modules=names,
             parameters=held_count(sizes, names),
             flops_per_token=sum(sizes.flops_per_token(seq_len, name) for name in names),
-            # A forward is a third of forward and backward.
             recomputed_flops_per_token=sum(
-                sizes.flops_per_token(seq_len, name) // 3
-                for name in names
-                if is_recomputed(name, parallelism)
+                recomputed_flops(sizes, name, seq_len, parallelism) for name in names
             ),
         )
         for index, names in enumerate(split.stages)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.report import Problem, raise_for
-from trainer.config.rules import data, machine, model, pipeline, training
+from trainer.config.rules import blocks, data, machine, model, pipeline, training
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ RULES: tuple[Rule, ...] = (
     model.flavor_is_one_of_the_family,
     model.overrides_are_sizes_of_the_family,
     model.sizes_fit_together,
+    model.balanced_models_have_experts,
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
+    blocks.memory_budget_needs_compile,
     training.load_step_needs_checkpoints,
     training.seed_checkpoint_needs_checkpoints,
     training.export_dtype_needs_model_weights_only,
@@ -44,6 +46,7 @@ FILE_RULES: tuple[Rule, ...] = (data.tokenizer_path_exists, data.dataset_path_ex
 NOTICES: tuple[Callable[[Config], Iterator[str]], ...] = (
     training.warmup_longer_than_the_run,
     training.decay_cut_off_by_the_warmup,
+    blocks.compiled_layers_have_no_weight_part,
     model.sequences_longer_than_the_model_was_made_for,
 )
 
@@ -69,6 +72,7 @@ def check_for_training(loaded: Loaded, world_size: int) -> None:
     # Alone: on this machine nothing else about the configuration is worth putting right.
     raise_for(unsuited, loaded.given, loaded.shown_path)
     problems = check(loaded.config, world_size) + check_files(loaded.config)
+    problems += blocks.compiler_of_the_machine_is_there(loaded)
     problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
     raise_for(problems, loaded.given, loaded.shown_path)
 

@@ -47,8 +47,8 @@ def _rest_or_positive(value: int) -> int:
     return value
 
 
-def _every_nth(value: str) -> str:
-    if not (value.isascii() and value.isdecimal() and int(value) >= 1):
+def _every_nth_or_operations(value: str) -> str:
+    if value != "op" and not (value.isascii() and value.isdecimal() and int(value) >= 1):
         raise PydanticCustomError("not_every_nth", "does not say every how many layers")
     return value
 
@@ -61,7 +61,11 @@ Text = Annotated[str, Field(min_length=1)]
 DegreeOrRest = Annotated[
     int, AfterValidator(_rest_or_positive), Allowed("integer ≥ 1, or -1: all that remain")
 ]
-EveryNth = Annotated[str, AfterValidator(_every_nth), Allowed('a number ≥ 1 as a string, such as "2"')]
+EveryNthOrOperations = Annotated[
+    str,
+    AfterValidator(_every_nth_or_operations),
+    Allowed('a number ≥ 1 as a string, such as "2", or "op"'),
+]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(_split), Allowed("list of strings, or one string with commas")
 ]

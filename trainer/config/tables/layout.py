@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.tables.base import EveryNth, Names, Positive, Table, Text
+from trainer.config.tables.base import EveryNthOrOperations, Names, Positive, Table, Text
 
 
 class Experimental(Table):
@@ -39,6 +39,16 @@ class Experimental(Table):
     context_parallel_degree: Positive = 1
     """Ranks over which every sequence is divided."""
 
+    context_parallel_rotate_method: Literal["allgather", "alltoall", "ulysses"] = "allgather"
+    """How context ranks come to each other's keys and values. "allgather": all at once, a layer at a time.
+    "alltoall": one rank's after the other's in a ring, so that no rank holds all of them. "ulysses": each rank gets
+    the whole sequence of a part of the heads."""
+
+    context_parallel_load_balancer: Literal["headtail", "none"] = "headtail"
+    """"headtail": each context rank gets a part from the head of every sequence and one from its tail, which together
+    cost the same on all. "none": one contiguous part; later ranks have more to do, since causal attention looks
+    back."""
+
     expert_parallel_degree: Positive = 1
     """Ranks over which the experts of every layer are spread; they are among the data-parallel and context ranks,
     so this divides data_parallel_shard_degree × context_parallel_degree."""
@@ -47,11 +57,17 @@ class Experimental(Table):
 class ActivationCheckpoint(Table):
     """Recomputing activations in the backward instead of keeping them."""
 
-    mode: Literal["none", "full", "selective"] = "none"
-    """"full": of every layer. "selective": of those that selective_ac_option names."""
+    mode: Literal["none", "full", "selective", "memory_budget"] = "none"
+    """"full": of every layer. "selective": of what selective_ac_option names. "memory_budget": of what the compiler
+    chooses to stay within memory_budget; needs training.compile."""
 
-    selective_ac_option: EveryNth = "2"
-    """Every how many layers one is recomputed, with mode "selective"."""
+    selective_ac_option: EveryNthOrOperations = "2"
+    """With mode "selective": every how many layers one is recomputed; or "op": of every layer, all but attention
+    and every second matrix product."""
+
+    memory_budget: float = Field(default=0.5, ge=0, le=1)
+    """With mode "memory_budget": which share of the activations of a compiled layer is kept. 0 keeps its input, 1
+    whatever makes the backward fastest."""
 
 
 class Float8(Table):

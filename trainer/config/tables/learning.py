@@ -115,6 +115,17 @@ class Training(Table):
     tensor_parallel_degree: Positive = 1
     """Ranks over which the matrices of every layer are divided, with the sequence between them."""
 
+    fused_loss: bool = True
+    """Compute logits, loss and their gradients for a few tokens at a time, so that the logits of all are never
+    there. Not done with disable_loss_parallel."""
+
+    loss_chunk: Positive = 1024
+    """Tokens of which the logits are there at a time, with fused_loss."""
+
+    disable_loss_parallel: bool = False
+    """Gather the logits of tensor-parallel ranks for the loss, instead of computing it from each one's part of the
+    vocabulary."""
+
     enable_cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in the host's memory."""
 
@@ -144,6 +155,14 @@ class Training(Table):
 
     max_nonfinite_steps: NotNegative = 10
     """More skipped steps than this in a row stop the job with exit code 5."""
+
+    load_balance_rate: float | None = Field(default=None, ge=0)
+    """How much the bias of each expert changes after a step, for models that balance their experts by one.
+    Unset: as the family was published (DeepSeek-V3: 0.001)."""
+
+    load_balance_loss: float | None = Field(default=None, ge=0)
+    """Factor of the loss of each sequence that balances the experts of a layer. It is not in the logged loss.
+    Unset: as the family was published (DeepSeek-V3: 0.0001, Qwen3: 0.001)."""
 
 
 class Validation(Table):
