@@ -1,7 +1,10 @@
 """The order in which parallelisms are applied to a stage's untouched module: one visible place.
 
-1. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
-2. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
+1. tensor parallelism, on the plain model, so that all that follows sees a rank's own part;
+2. context parallelism, inside everything else: only the attention of a layer knows of it;
+3. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
+4. compilation, so that what is recomputed is in the graph too;
+5. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
    recomputation.
 
 The pipeline needs nothing applied: a stage holds only its own modules.
@@ -12,16 +15,33 @@ from __future__ import annotations
 from torch import nn
 
 from parallelisms.checkpointing import apply_activation_checkpointing
+from parallelisms.compile import compile_layers
+from parallelisms.context.apply import apply_context_parallelism
+from parallelisms.context.cut import SequenceCut
+from parallelisms.context.split import SequenceSplit
 from parallelisms.data import Precision, ShardedStage, shard_data_parallel
 from parallelisms.layout import FSDP, REPLICATE, Parallelism
 from parallelisms.mesh import Meshes
+from parallelisms.tensor import apply_tensor_parallelism
 
 
 def apply_parallelisms(
     module: nn.Module, meshes: Meshes, parallelism: Parallelism, precision: Precision
 ) -> ShardedStage | None:
     """Apply everything to one stage's module, on the meta device, in place."""
-    apply_activation_checkpointing(module, parallelism.checkpointing, parallelism.checkpointing_option)
+    if meshes.tensor.size() > 1:
+        apply_tensor_parallelism(module, meshes.tensor, loss_parallel=parallelism.loss_parallel)
+    if meshes.context is not None:
+        split = SequenceSplit(meshes.context.size(), parallelism.balanced_context)
+        apply_context_parallelism(module, meshes.context, split, parallelism.rotate_method)
+    apply_activation_checkpointing(
+        module,
+        parallelism.checkpointing,
+        parallelism.checkpointing_option,
+        parallelism.checkpointing_budget,
+    )
+    if parallelism.compile_backend is not None:
+        compile_layers(module, parallelism.compile_backend)
     if not parallelism.sharded:
         return None
     return shard_data_parallel(
@@ -31,3 +51,11 @@ def apply_parallelisms(
         reshard_after_forward=not parallelism.keep_gathered,
         cpu_offload=parallelism.cpu_offload,
     )
+
+
+def sequence_cut(meshes: Meshes, parallelism: Parallelism) -> SequenceCut | None:
+    """What this rank has of every sequence; None: all of it."""
+    if meshes.context is None:
+        return None
+    split = SequenceSplit(meshes.context.size(), parallelism.balanced_context)
+    return SequenceCut(split, meshes.context.get_local_rank())
