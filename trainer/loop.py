@@ -17,6 +17,7 @@ from trainer.build import Pipeline
 from trainer.config.schema import Config
 from trainer.data.loader import Batch
 from trainer.errors import TrainingFailed
+from trainer.expert_balance import ExpertBalance, ExpertCounts
 from trainer.gradients import all_finite, clip, local_norm_squared
 from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
@@ -41,6 +42,7 @@ class StepResult:
     data_seconds: float
     skipped: bool  # the loss or the norm was not finite, and the parameters are those from before
     stopping: bool  # a rank was asked to stop: this step is the last one
+    expert_counts: ExpertCounts | None = None  # of models with experts, unless the step was skipped
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Loop:
         self._device = device
         self._progress = progress
         self._stop = stop or StopRequest()
+        self._balance = ExpertBalance(config, plan, pipeline.parts, device)
 
     def run(self, listeners: Sequence[Listener]) -> bool:
         """Train until the configured number of steps; False if it ended before, since a rank was asked to stop.
@@ -118,12 +121,14 @@ class Loop:
         lr = self._schedule.lr
         skipped = not all_finite((loss, grad_norm))
         self._progress.phase("optimizer")
+        expert_counts = None
         if skipped:
             self._skip(loss, grad_norm)
         else:
             self.counters["skipped_in_a_row"] = 0
             clip(self._parameters(), grad_norm, self._training.max_norm)
             self._optimizer.step()
+            expert_counts = self._balance_experts()
         self._schedule.step()
         self.counters["tokens"] += self._plan.tokens_per_step
         self._optimizer.zero_grad(set_to_none=True)
@@ -137,6 +142,7 @@ class Loop:
             data_seconds=data_seconds,
             skipped=skipped,
             stopping=sums.stopping,
+            expert_counts=expert_counts,
         )
 
     def _next_batch(self) -> Batch:
@@ -177,8 +183,15 @@ class Loop:
         dist.all_reduce(counted)
         return counted // self._plan.layout.ranks_of_a_token
 
+    def _balance_experts(self) -> ExpertCounts | None:
+        if not self._balance.has_experts:
+            return None
+        self._progress.phase("balancing experts", collective=True)
+        return self._balance.update()
+
     def _skip(self, loss: float, grad_norm: float) -> None:
         """All ranks come here together, since they share both values."""
+        self._balance.discard()
         self.counters["skipped_in_a_row"] += 1
         in_a_row = self.counters["skipped_in_a_row"]
         training = self._training

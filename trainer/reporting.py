@@ -120,6 +120,7 @@ class Reporter:
                 "mfu": None if self._peak is None else flops / self._peak,
                 "memory_bytes": _memory_bytes(self._device),
                 "skipped": result.skipped,
+                **_expert_load(result),
             }
         )
         if not self._console.live:
@@ -134,6 +135,14 @@ class Reporter:
         values = {key: float(value) for key, value in row.items() if key != "step" and value is not None}
         for tracker in self._trackers:
             tracker.log(row["step"], values)
+
+
+def _expert_load(result: StepResult) -> dict[str, float]:
+    """Tokens of the busiest expert over the mean: the mean over the layers, and of the worst layer."""
+    if result.expert_counts is None:
+        return {}
+    load = result.expert_counts.load()
+    return {"expert_load_mean": load.mean, "expert_load_worst": load.worst}
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from models import registry
+from models.mixture import Balancing
 from models.sizes import Sizes, SizesError
 from trainer.config.report import Problem, nearest
 from trainer.config.schema import Config
@@ -77,6 +78,22 @@ def sizes_fit_together(config: Config, _world_size: int | None) -> Iterator[Prob
         for reason in error.problems:
             named = sorted((name for name in model.override if name in reason), key=reason.index)
             yield Problem((*(f"model.override.{name}" for name in named), "model.flavor"), reason)
+
+
+def balanced_models_have_experts(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """The strengths of balancing are for models with experts, and the rate for those whose choice has a bias."""
+    sizes = sizes_of(config)
+    if sizes is None:
+        return
+    published = getattr(sizes, "balancing", Balancing())
+    training, model = config.training, f"{config.model.name} {config.model.flavor}"
+    if training.load_balance_loss and not published.loss:
+        yield Problem(
+            ("training.load_balance_loss", "model.name"), f"{model} has no experts to balance", "0, or unset"
+        )
+    if training.load_balance_rate and not published.rate:
+        reason = "balances its experts by the loss alone" if published.loss else "has no experts to balance"
+        yield Problem(("training.load_balance_rate", "model.name"), f"{model} {reason}", "0, or unset")
 
 
 def sequences_longer_than_the_model_was_made_for(config: Config) -> Iterator[str]:
