@@ -7,10 +7,11 @@ Plain data, no torch: which of their tensors each of ours comes from and what is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from models.sizes import RopeScaling
+from models.sizes import RopeScaling, YarnScaling
 
 Config = Mapping[str, Any]
 """The contents of a `config.json`."""
@@ -106,14 +107,14 @@ ROTARY_BUFFER = ".rotary_emb.inv_freq"
 """How the name of a tensor ends that old files hold: it follows from the configuration."""
 
 
-def field(config: Config, key: str) -> Any:
+def required(config: Config, key: str) -> Any:
     """A value that must be there. Raises UnsupportedConfig."""
     if config.get(key) is None:
         raise UnsupportedConfig(f"{key} is missing")
     return config[key]
 
 
-def require(config: Config, expected: Mapping[str, object]) -> None:
+def expect(config: Config, expected: Mapping[str, object]) -> None:
     """Raise UnsupportedConfig if a key is there, is not null, and has another value than the expected one."""
     for key, value in expected.items():
         if config.get(key) is not None and config[key] != value:
@@ -141,61 +142,124 @@ def llama3_scaling(table: Config) -> RopeScaling | None:
             return None
         case "llama3":
             return RopeScaling(
-                factor=float(field(table, "factor")),
-                low_freq_factor=float(field(table, "low_freq_factor")),
-                high_freq_factor=float(field(table, "high_freq_factor")),
-                original_max_seq_len=int(field(table, "original_max_position_embeddings")),
+                factor=float(required(table, "factor")),
+                low_freq_factor=float(required(table, "low_freq_factor")),
+                high_freq_factor=float(required(table, "high_freq_factor")),
+                original_max_seq_len=int(required(table, "original_max_position_embeddings")),
             )
     raise UnsupportedConfig(f"rope_type = {table['rope_type']!r}; expected 'llama3' or none")
 
 
-def rope_config(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+def yarn_scaling(table: Config, max_seq_len: int) -> YarnScaling | None:
+    """YaRN, or none; `max_seq_len` is that of the configuration. Raises UnsupportedConfig for another type."""
+    match table["rope_type"]:
+        case "default":
+            return None
+        case "yarn":
+            expect(table, {"truncate": True})
+            scaling = YarnScaling(
+                factor=float(required(table, "factor")),
+                original_max_seq_len=int(table.get("original_max_position_embeddings") or max_seq_len),
+                beta_fast=float(table.get("beta_fast") or 32.0),
+                beta_slow=float(table.get("beta_slow") or 1.0),
+                mscale=float(table.get("mscale") or 1.0),
+                mscale_all_dim=float(table.get("mscale_all_dim") or 0.0),
+            )
+            expect(table, {"attention_factor": scaling.amplitude})
+            return scaling
+    raise UnsupportedConfig(f"rope_type = {table['rope_type']!r}; expected 'yarn' or none")
+
+
+def rope_config(theta: float, scaling: RopeScaling | YarnScaling | None) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, as published files write them; every version of transformers reads these."""
-    if scaling is None:
-        return {"rope_theta": theta, "rope_scaling": None}
-    table = {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_seq_len,
-    }
+    table: dict[str, Any] | None = None
+    match scaling:
+        case RopeScaling():
+            table = {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_seq_len,
+            }
+        case YarnScaling():
+            table = {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_max_seq_len,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+            }
+            if scaling.mscale_all_dim:
+                table |= {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}
     return {"rope_theta": theta, "rope_scaling": table}
 
 
-def weights_by_name(
-    shapes: Mapping[str, tuple[int, ...]],
-    outer: Mapping[str, str],
-    in_layer: Mapping[str, str],
-    head_dims: Mapping[str, int],
-) -> tuple[Weight, ...]:
-    """The weights whose names translate one to one.
+@dataclass(frozen=True)
+class Names:
+    """How our names translate into theirs.
 
-    Args:
-        shapes: of our tensors, by full name.
-        outer: their name of each of ours outside the layers.
-        in_layer: the same within a layer, without `layers.N.` and `model.layers.N.`.
-        head_dims: rows of a head, by our name within a layer, of those with rotated rows.
-
-    Raises KeyError for a name that neither table has.
+    Attributes:
+        outer: of the tensors outside the layers, by our full name.
+        in_layer: of those within a layer, without our `layers.N.` and their `model.layers.N.`.
+        experts: of those that have one for each expert there; `{expert}` stands for its number.
+        head_dims: rows of a head, by our name within a layer, of those whose rows are in another order there.
+        full_precision: our names within a layer of what stays in fp32.
     """
-    return tuple(one_to_one(name, shape, outer, in_layer, head_dims) for name, shape in shapes.items())
+
+    outer: Mapping[str, str]
+    in_layer: Mapping[str, str]
+    experts: Mapping[str, str] = field(default_factory=dict)
+    head_dims: Mapping[str, int] = field(default_factory=dict)
+    full_precision: frozenset[str] = frozenset()
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """The weight of this full name. Raises KeyError if nothing is said of it."""
+        if not name.startswith("layers."):
+            return Weight(name, shape, (self.outer[name],))
+        _, index, inner = name.split(".", 2)
+        layer = f"model.layers.{index}"
+        if inner in self.experts:
+            theirs = tuple(
+                f"{layer}.{self.experts[inner].format(expert=number)}" for number in range(shape[0])
+            )
+            return Weight(name, shape, theirs, Stacked())
+        change = RotaryHalves(self.head_dims[inner]) if inner in self.head_dims else Same()
+        theirs = (f"{layer}.{self.in_layer[inner]}",)
+        return Weight(name, shape, theirs, change, full_precision=inner in self.full_precision)
 
 
-def one_to_one(
-    name: str,
-    shape: tuple[int, ...],
-    outer: Mapping[str, str],
-    in_layer: Mapping[str, str],
-    head_dims: Mapping[str, int],
-) -> Weight:
-    """One weight of `weights_by_name`."""
-    if not name.startswith("layers."):
-        return Weight(name, shape, (outer[name],))
-    _, index, inner = name.split(".", 2)
-    theirs = (f"model.layers.{index}.{in_layer[inner]}",)
-    change = RotaryHalves(head_dims[inner]) if inner in head_dims else Same()
-    return Weight(name, shape, theirs, change)
+OUTER_NAMES = MappingProxyType(
+    {"tok_embeddings.weight": EMBEDDING, "norm.weight": NORM, "output.weight": OUTPUT}
+)
+ATTENTION_NAMES = MappingProxyType(
+    {
+        "attention.wq.weight": "self_attn.q_proj.weight",
+        "attention.wk.weight": "self_attn.k_proj.weight",
+        "attention.wv.weight": "self_attn.v_proj.weight",
+        "attention.wo.weight": "self_attn.o_proj.weight",
+    }
+)
+FEED_FORWARD_NAMES = MappingProxyType(
+    {
+        "feed_forward.w1.weight": "mlp.gate_proj.weight",
+        "feed_forward.w2.weight": "mlp.down_proj.weight",
+        "feed_forward.w3.weight": "mlp.up_proj.weight",
+    }
+)
+NORM_NAMES = MappingProxyType(
+    {
+        "attention_norm.weight": "input_layernorm.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+    }
+)
+EXPERT_NAMES = MappingProxyType(
+    {
+        "moe.experts.w1": "mlp.experts.{expert}.gate_proj.weight",
+        "moe.experts.w2": "mlp.experts.{expert}.down_proj.weight",
+        "moe.experts.w3": "mlp.experts.{expert}.up_proj.weight",
+    }
+)
 
 
 def shapes_of(sizes: Any) -> dict[str, tuple[int, ...]]:

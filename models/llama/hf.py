@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from models.hf import (
-    EMBEDDING,
-    NORM,
-    OUTPUT,
+    ATTENTION_NAMES,
+    FEED_FORWARD_NAMES,
+    NORM_NAMES,
+    OUTER_NAMES,
     ROTARY_BUFFER,
     Config,
+    Names,
     UnsupportedConfig,
     Weight,
-    field,
+    expect,
     llama3_scaling,
-    require,
+    required,
     rope_config,
     rope_of,
     shapes_of,
-    weights_by_name,
 )
 from models.llama.sizes import LlamaSizes
 
 MODEL_TYPES = ("llama",)
 
-_OUTER = MappingProxyType({"tok_embeddings.weight": EMBEDDING, "norm.weight": NORM, "output.weight": OUTPUT})
-_IN_LAYER = MappingProxyType(
-    {
-        "attention.wq.weight": "self_attn.q_proj.weight",
-        "attention.wk.weight": "self_attn.k_proj.weight",
-        "attention.wv.weight": "self_attn.v_proj.weight",
-        "attention.wo.weight": "self_attn.o_proj.weight",
-        "feed_forward.w1.weight": "mlp.gate_proj.weight",
-        "feed_forward.w2.weight": "mlp.down_proj.weight",
-        "feed_forward.w3.weight": "mlp.up_proj.weight",
-        "attention_norm.weight": "input_layernorm.weight",
-        "ffn_norm.weight": "post_attention_layernorm.weight",
-    }
-)
-
 
 def sizes_of(config: Config) -> LlamaSizes:
     """The sizes that a `config.json` says. Raises UnsupportedConfig, or SizesError for impossible ones."""
-    require(config, {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
-    dim, heads = field(config, "hidden_size"), field(config, "num_attention_heads")
-    require(config, {"head_dim": dim // heads})
+    expect(config, {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
+    dim, heads = required(config, "hidden_size"), required(config, "num_attention_heads")
+    expect(config, {"head_dim": dim // heads})
     theta, scaling = rope_of(config)
     return LlamaSizes(
         dim=dim,
-        n_layers=field(config, "num_hidden_layers"),
+        n_layers=required(config, "num_hidden_layers"),
         n_heads=heads,
         n_kv_heads=config.get("num_key_value_heads") or heads,
-        ffn_hidden=field(config, "intermediate_size"),
-        vocab_size=field(config, "vocab_size"),
+        ffn_hidden=required(config, "intermediate_size"),
+        vocab_size=required(config, "vocab_size"),
         max_seq_len=config.get("max_position_embeddings") or 2048,
         norm_eps=config.get("rms_norm_eps") or 1e-6,
         rope_theta=theta,
@@ -89,7 +74,9 @@ def config_of(sizes: LlamaSizes) -> dict[str, Any]:
 def weights_of(sizes: LlamaSizes) -> tuple[Weight, ...]:
     """Every tensor of a model of these sizes, in the model's order."""
     rotated = {"attention.wq.weight": sizes.head_dim, "attention.wk.weight": sizes.head_dim}
-    return weights_by_name(shapes_of(sizes), _OUTER, _IN_LAYER, rotated)
+    in_layer = {**ATTENTION_NAMES, **FEED_FORWARD_NAMES, **NORM_NAMES}
+    names = Names(OUTER_NAMES, in_layer, head_dims=rotated)
+    return tuple(names.weight(name, shape) for name, shape in shapes_of(sizes).items())
 
 
 def is_left_out(sizes: LlamaSizes, name: str) -> bool:
