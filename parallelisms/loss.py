@@ -1,18 +1,54 @@
 """Cross-entropy of logits that may be cut by vocabulary over the ranks of a tensor group.
 
 The logits are never gathered. Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053), section 3: what the ranks exchange
-is, for each token, how large its logits are and the logit of its label: three numbers instead of V.
+is, for each token, how large its logits are and the logit of its label: two numbers instead of V.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parallelisms.collectives import Group, all_gathered
+from parallelisms.collectives import Group
+from parallelisms.fused_loss import WeightGradient, fused_cross_entropy
+from parallelisms.softmax import Softmax
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """The loss of one run of a pipeline: cross-entropies of all tokens that count, added up and divided.
+
+    Attributes:
+        labels: of each microbatch, (B, T), `ignore` where a token does not count.
+        divisor: a scalar.
+        ignore: a number that is no label.
+        vocabulary: the ranks among which the vocabulary is divided, if it is.
+    """
+
+    labels: Sequence[Tensor]
+    divisor: Tensor
+    ignore: int
+    vocabulary: Group | None = None
+
+    def __call__(self, logits: Tensor, microbatch: int) -> Tensor:
+        """Of a microbatch's logits (B, T, V), or this rank's part of them (B, T, V / n): a scalar in fp32."""
+        total = sum_of_cross_entropies(logits, self.labels[microbatch], self.ignore, self.vocabulary)
+        return total / self.divisor
+
+    def of_hidden(
+        self, h: Tensor, weight: Tensor, microbatch: int, accumulated: WeightGradient, chunk: int
+    ) -> Tensor:
+        """The same of the hidden states (B, T, D) whose product with weight (V, D) the logits are."""
+        counts = self.labels[microbatch] != self.ignore
+        factors = counts / self.divisor
+        return fused_cross_entropy(
+            h, weight, self.labels[microbatch], factors, self.vocabulary, accumulated, chunk
+        )
 
 
 def sum_of_cross_entropies(logits: Tensor, labels: Tensor, ignore: int, group: Group | None = None) -> Tensor:
@@ -36,40 +72,14 @@ class _VocabularyParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, ignore: int, group: Group) -> Tensor:
         ctx.logits_type = logits.dtype
-        logits = logits.float()
-        normaliser, of_labels, place = normalise(logits, labels, group)
+        # A copy in any case: the logits themselves are not ours to write to.
+        softmax = Softmax.of(logits.to(torch.float32, copy=True), labels, group)
         counts = labels != ignore
-        ctx.save_for_backward((logits - normaliser[:, None]).exp_(), place, counts)
-        return (normaliser - of_labels).masked_fill(~counts, 0).sum()
+        ctx.save_for_backward(*softmax.tensors, counts)
+        return softmax.cross_entropies.masked_fill(~counts, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        probabilities, place, counts = ctx.saved_tensors
-        weight = gradients[0] * counts
-        gradient = subtract_at(probabilities * weight[:, None], place, weight)
+        *tensors, counts = ctx.saved_tensors
+        gradient = Softmax(*tensors).gradient(gradients[0] * counts)
         return gradient.to(ctx.logits_type), None, None, None
-
-
-def normalise(logits: Tensor, labels: Tensor, group: Group | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Logarithms of the sums of exponentials (N,), logits of the labels (N,), and where these are in `logits` (N,).
-
-    Args:
-        logits: (N, V), or this rank's part of the vocabulary, fp32.
-        labels: (N,). What is outside the vocabulary belongs to no rank: its logit is 0, its place -1.
-        group: of the ranks that share the vocabulary.
-    """
-    width = logits.shape[1]
-    place = labels if group is None else labels - group.rank * width
-    elsewhere = (place < 0) | (place >= width)
-    of_labels = logits.gather(1, place.masked_fill(elsewhere, 0)[:, None])[:, 0].masked_fill(elsewhere, 0)
-    place = place.masked_fill(elsewhere, -1)
-    normaliser = logits.logsumexp(1)
-    if group is not None:
-        both = all_gathered(torch.stack((normaliser, of_labels))[None], 0, group)  # (n, 2, N)
-        normaliser, of_labels = both[:, 0].logsumexp(0), both[:, 1].sum(0)
-    return normaliser, of_labels, place
-
-
-def subtract_at(x: Tensor, place: Tensor, weight: Tensor) -> Tensor:
-    """Take weight (N,) off x (N, V) at one place in each row, in place; where the place is -1, nothing."""
-    return x.scatter_add_(1, place.clamp(min=0)[:, None], -weight.masked_fill(place < 0, 0)[:, None])

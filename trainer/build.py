@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from models.initialize import initialize_parameters
+from models.layers.attend import use_attention_kernel
 from models.registry import family
-from parallelisms.apply import apply_parallelisms
+from parallelisms.apply import apply_parallelisms, sequence_cut
+from parallelisms.collectives import Group
+from parallelisms.context.cut import SequenceCut
 from parallelisms.data import Precision, ShardedStage
 from parallelisms.mesh import Meshes, build_meshes
 from parallelisms.pipeline.channels import Channels
@@ -33,6 +36,8 @@ class Pipeline:
     stages: dict[int, Stage]
     executor: Executor
     evaluator: Executor | None  # forward only, where the configuration validates
+    vocabulary: Group | None = None  # the ranks among which the logits' vocabulary is divided
+    sequence_cut: SequenceCut | None = None  # what this rank has of every sequence, with context parallelism
     tied: TiedEmbedding | None = None  # on the ranks that hold a matrix of which two stages have a copy
 
     @property
@@ -55,13 +60,16 @@ def build_pipeline(config: Config, plan: Plan, process: RankProcess, observer: O
         for index in plan.schedule.placement.stages_of(plan.layout.pipeline_rank(process.rank))
     }
     executor = _build_executor(plan.schedule, plan.seq_len, stages, config, plan, process, observer)
+    cut = sequence_cut(meshes, plan.parallelism)
     tied = _tied_embedding(stages, config, plan, process)
+    divided = plan.layout.tensor > 1 and plan.parallelism.loss_parallel
+    vocabulary = Group.of(meshes.tensor) if divided else None
     if plan.validation is None:
-        return Pipeline(meshes, stages, executor, None, tied)
+        return Pipeline(meshes, stages, executor, None, vocabulary, cut, tied)
     seq_len = plan.validation.seq_len
     schedule = plan.validation.schedule
     evaluator = _build_executor(schedule, seq_len, stages, config, plan, process, process.progress)
-    return Pipeline(meshes, stages, executor, evaluator, tied)
+    return Pipeline(meshes, stages, executor, evaluator, vocabulary, cut, tied)
 
 
 def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Module:
@@ -73,6 +81,8 @@ def build_model(config: Config, plan: Plan, modules: tuple[str, ...]) -> nn.Modu
 def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, meshes: Meshes) -> Stage:
     planned = plan.stages[index]
     module = build_model(config, plan, planned.modules)
+    masked = config.data.mask_documents
+    use_attention_kernel(module, config.model.attention, process.device, documents_are_masked=masked)
     sharding: ShardedStage | None = apply_parallelisms(
         module, meshes, plan.parallelism, config_precision(config)
     )
@@ -87,6 +97,7 @@ def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, m
         last=index == len(plan.stages) - 1,
         split_backward=plan.splits_backward,
         sharding=sharding,
+        loss_chunk=plan.loss_chunk,
     )
 
 
@@ -103,7 +114,8 @@ def _build_executor(
     members = plan.layout.pipeline_of(process.rank)
     channels = Channels(schedule.actions, schedule.placement, members, rank, process.device)
     precision = config_precision(config)
-    boundary = Boundary(seq_len, plan.sizes.dim, precision.parameters, process.device)
+    part = seq_len // (plan.layout.context * plan.layout.tensor)
+    boundary = Boundary(part, plan.sizes.dim, precision.parameters, process.device)
     return Executor(schedule.actions, schedule.placement, rank, stages, channels, boundary, observer)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelisms.tensor import sum_gradients_of_whole_parameters
 from trainer.build import Pipeline
 from trainer.config.schema import Config
 from trainer.data.loader import Batch
@@ -21,7 +22,7 @@ from trainer.expert_balance import ExpertBalance, ExpertCounts
 from trainer.gradients import all_finite, clip, local_norm_squared
 from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
-from trainer.microbatches import cut_into_microbatches
+from trainer.microbatches import Microbatches, cut_into_microbatches
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
 from trainer.stop import StopRequest
@@ -113,7 +114,7 @@ class Loop:
         """One optimizer step over the next global batch."""
         start = time.perf_counter()
         self._progress.phase("reading data", step=self.step + 1)
-        batches = [self._next_batch() for _ in range(self._plan.accumulation)]
+        batches = [self._next_microbatches() for _ in range(self._plan.accumulation)]
         data_seconds = time.perf_counter() - start
         sums = self._accumulate_gradients(batches)
         loss, grad_norm = sums.loss, sums.grad_norm
@@ -145,29 +146,38 @@ class Loop:
             expert_counts=expert_counts,
         )
 
-    def _next_batch(self) -> Batch:
-        return next(self._batches).to(self._device)
+    def _next_microbatches(self) -> Microbatches:
+        batch = next(self._batches).to(self._device)
+        return cut_into_microbatches(batch, self._plan.rows, self._pipeline.sequence_cut)
 
-    def _accumulate_gradients(self, batches: list[Batch]) -> _Sums:
+    def _accumulate_gradients(self, batches: list[Microbatches]) -> _Sums:
         """Run the schedule over every batch."""
         counted = self._count_tokens(batches)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for position, batch in enumerate(batches):
-            cut = cut_into_microbatches(batch, self._plan.rows)
             losses = self._pipeline.executor.run(
-                cut.tokens,
-                loss_of_microbatches(cut.labels, counted),
-                sequences=cut.sequences,
+                batch.tokens,
+                loss_of_microbatches(batch.labels, counted, self._pipeline.vocabulary),
+                sequences=batch.sequences,
                 last_accumulation=position == len(batches) - 1,
             )
             total += sum(losses)
+        self._sum_gradients_of_whole_parameters()
         self._sum_tied_gradients()
         self._progress.phase("reducing loss and gradient norm", collective=True)
         norm_squared = local_norm_squared(self._pipeline.distinct_parameters(), self._device)
+        # Every rank of a tensor group computes the loss of the same tokens.
+        total /= self._plan.layout.tensor
         sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])
         dist.all_reduce(sums)
         loss, norm_squared_sum, asked_to_stop = sums.tolist()
         return _Sums(loss, norm_squared_sum**0.5, asked_to_stop > 0)
+
+    def _sum_gradients_of_whole_parameters(self) -> None:
+        if self._plan.layout.tensor > 1:
+            self._progress.phase("summing gradients over tensor-parallel ranks", collective=True)
+            parameters = [p for part in self._pipeline.parts for p in part.parameters()]
+            sum_gradients_of_whole_parameters(parameters, self._pipeline.meshes.tensor)
 
     def _sum_tied_gradients(self) -> None:
         tied = self._pipeline.tied
@@ -175,10 +185,10 @@ class Loop:
             self._progress.phase("summing the gradients of tied embeddings", peer=tied.peer)
             tied.sum_gradients()
 
-    def _count_tokens(self, batches: list[Batch]) -> Tensor:
+    def _count_tokens(self, batches: list[Microbatches]) -> Tensor:
         """The counted tokens of the global batch, before the first backward needs them."""
         self._progress.phase("counting tokens", collective=True)
-        counted = torch.stack([counted_tokens(batch.labels) for batch in batches]).sum()
+        counted = torch.stack([counted_tokens(labels) for batch in batches for labels in batch.labels]).sum()
         # Several ranks have the same tokens: the sum over the world counts each once for every one of them.
         dist.all_reduce(counted)
         return counted // self._plan.layout.ranks_of_a_token

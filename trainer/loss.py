@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from parallelisms.pipeline.stage import LossFunction
+from parallelisms.collectives import Group
+from parallelisms.loss import TokenLosses
 from trainer.data.loader import IGNORE
 
 
@@ -17,26 +17,16 @@ def counted_tokens(labels: Tensor) -> Tensor:
     return (labels != IGNORE).sum()
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """Sum of the tokens' cross-entropies divided by `counted`, in fp32.
+def loss_of_microbatches(
+    labels: Sequence[Tensor], counted: Tensor, vocabulary: Group | None = None
+) -> TokenLosses:
+    """The loss function of one run of the pipeline.
 
     Args:
-        logits: (B, T, V).
-        labels: (B, T), IGNORE where a token does not count.
+        labels: of each microbatch, (B, T), IGNORE where a token does not count.
         counted: the number of counted tokens of the global batch (over all ranks, microbatches and
-            accumulation steps). Sums of this over any partition of the global batch are the mean over its
+            accumulation steps). Sums of the losses over any partition of the global batch are the mean over its
             counted tokens; a part in which nothing counts contributes exactly 0.
+        vocabulary: the ranks among which the vocabulary is divided, if it is.
     """
-    total = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
-    return total / torch.clamp(counted, min=1)
-
-
-def loss_of_microbatches(labels: Sequence[Tensor], counted: Tensor) -> LossFunction:
-    """The loss function of one run of the pipeline, whose microbatch k has the labels `labels[k]`."""
-
-    def loss(logits: Tensor, microbatch: int) -> Tensor:
-        return cross_entropy(logits, labels[microbatch], counted)
-
-    return loss
+    return TokenLosses(labels, torch.clamp(counted, min=1), IGNORE, vocabulary)

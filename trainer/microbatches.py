@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.layers.sequences import Sequences
+from parallelisms.context.cut import SequenceCut
 from trainer.data.loader import Batch
 
 
@@ -15,7 +16,8 @@ from trainer.data.loader import Batch
 class Microbatches:
     """Of each microbatch, in order: tokens and labels, both (rows, T), and where the tokens stand.
 
-    `sequences` is None where every sequence is one document, from position 0.
+    With context parallelism T is the rank's part of the sequences. `sequences` is None where every sequence is one
+    document, from position 0, and whole.
     """
 
     tokens: tuple[Tensor, ...]
@@ -23,10 +25,17 @@ class Microbatches:
     sequences: tuple[Sequences, ...] | None
 
 
-def cut_into_microbatches(batch: Batch, rows: Sequence[int]) -> Microbatches:
-    """Microbatch k gets the next `rows[k]` sequences of the batch."""
+def cut_into_microbatches(batch: Batch, rows: Sequence[int], context: SequenceCut | None = None) -> Microbatches:
+    """Microbatch k gets the next `rows[k]` sequences of the batch, or this rank's part of them if `context` says
+    that there is such a thing."""
     cut = list(rows)
     sequences = None
     if batch.documents is not None:
         sequences = tuple(map(Sequences.packed, batch.documents.split(cut)))
-    return Microbatches(batch.tokens.split(cut), batch.labels.split(cut), sequences)
+    tokens, labels = batch.tokens, batch.labels
+    if context is not None:
+        if sequences is None:
+            sequences = (Sequences.in_order(tokens.shape[1], tokens.device),) * len(cut)
+        sequences = tuple(map(context.sequences, sequences))
+        tokens, labels = context.part(tokens), context.part(labels)
+    return Microbatches(tokens.split(cut), labels.split(cut), sequences)

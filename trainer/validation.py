@@ -35,8 +35,8 @@ def validation_loss(
     with torch.no_grad():
         for batch in loader.from_start(batches):
             progress.phase("validation")
-            cut = cut_into_microbatches(batch.to(device), plan.rows)
-            loss = loss_of_microbatches(cut.labels, one)
+            cut = cut_into_microbatches(batch.to(device), plan.rows, pipeline.sequence_cut)
+            loss = loss_of_microbatches(cut.labels, one, pipeline.vocabulary)
             total[0] += sum(pipeline.evaluator.run(cut.tokens, loss, sequences=cut.sequences))
             if owns_loss:
                 total[1] += sum(map(counted_tokens, cut.labels))

@@ -29,7 +29,11 @@ from models.layers.tied import TiedOutput
 
 @dataclass(frozen=True)
 class _Operands:
-    """One pending product: gradient of `weight` += output_gradient (N, O) transposed times input (N, I)."""
+    """One pending product: gradient of `weight` += output_gradient (N, O) transposed times input (N, I).
+
+    `weight` and `bias` are what the layer computed with: parameters, or parts of them that autograd leads back to
+    them (tensor parallelism).
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -40,13 +44,22 @@ class _Operands:
         with torch.no_grad():
             gradient = self.output_gradient.flatten(0, -2)
             inputs = self.input.flatten(0, -2)
-            if self.weight.grad is None:
-                self.weight.grad = gradient.t() @ inputs
-            else:
+            if self.weight.is_leaf and self.weight.grad is not None:
                 self.weight.grad.addmm_(gradient.t(), inputs)
+            else:
+                _add(self.weight, gradient.t() @ inputs)
             if self.bias is not None:
-                total = gradient.sum(0)
-                self.bias.grad = total if self.bias.grad is None else self.bias.grad.add_(total)
+                _add(self.bias, gradient.sum(0))
+
+
+def _add(weight: Tensor, gradient: Tensor) -> None:
+    """Add to the gradient of a parameter, or of the parameter that this is a part of."""
+    if not weight.is_leaf:
+        torch.autograd.backward((weight,), (gradient,), retain_graph=True)
+    elif weight.grad is None:
+        weight.grad = gradient
+    else:
+        weight.grad.add_(gradient)
 
 
 PendingGradients = list[_Operands]

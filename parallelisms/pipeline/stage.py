@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from models.layers.sequences import Sequences
 from parallelisms.data import ShardedStage
+from parallelisms.fused_loss import FusedOutput, LossOfHidden
 from parallelisms.pipeline.deferred import (
     PendingGradients,
     WeightGradients,
@@ -43,13 +44,19 @@ class Stage:
         last: bool,
         split_backward: bool,
         sharding: ShardedStage | None = None,
+        loss_chunk: int | None = None,
     ) -> None:
+        """`loss_chunk`: the last stage computes the loss from the logits of so many tokens at a time. Its loss
+        function must then be a `LossOfHidden`. None: from all logits at once."""
         self.index = index
         self.module = module
         self.sharding = sharding
         self.is_first = index == 0
         self.is_last = last
         self._deferred: WeightGradients | None = defer_weight_gradients(module) if split_backward else None
+        self._fused: FusedOutput | None = None
+        if last and loss_chunk is not None:
+            self._fused = FusedOutput(module.output, loss_chunk)  # type: ignore[arg-type]
         self._held: dict[int, _Held] = {}
 
     @property
@@ -66,9 +73,14 @@ class Stage:
         """
         if not self.is_first:
             x.requires_grad_(torch.is_grad_enabled())
-        output = self.module(x, sequences)
-        if self.is_last and loss is not None:
-            output = loss(output, microbatch)
+        if loss is None or not self.is_last:
+            output = self.module(x, sequences)
+        elif self._fused is None:
+            output = loss(self.module(x, sequences), microbatch)
+        else:
+            assert isinstance(loss, LossOfHidden)
+            with self._fused.giving(loss, microbatch):
+                output = self.module(x, sequences)
         if torch.is_grad_enabled():
             self._held[microbatch] = _Held(x, get_gradient_edge(output))
         return output.detach()
@@ -98,6 +110,8 @@ class Stage:
     def forget(self) -> None:
         """Let go of everything in flight, after a step that was not completed."""
         self._held.clear()
+        if self._fused is not None:
+            self._fused.forget()
 
     def _run_backward(self, held: _Held, output_gradient: Tensor | None) -> None:
         gradient = (

@@ -23,6 +23,7 @@ from parallelisms.pipeline.schedules.catalogue import find
 from parallelisms.pipeline.setting import Costs, Placement, Setting
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
+from trainer.plan.attention import AttentionPlan
 from trainer.plan.formats import Formats
 from trainer.plan.resolve import microbatches_of, resolve_layout
 from trainer.plan.stages import StagePlan, plan_stages, split_modules, stage_costs
@@ -59,6 +60,7 @@ class Plan:
     validation: ValidationPlan | None
     notes: tuple[str, ...]
     formats: Formats
+    attention: AttentionPlan
     steps: int  # of the whole run
     costs: Costs  # of each stage, with which the schedule is timed
     measured_costs: bool  # whether they are seconds that were measured, not FLOPs per token
@@ -82,7 +84,7 @@ class Plan:
         """Tokens of a sequence that one context rank has."""
         return self.seq_len // self.layout.context
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Of the model: a matrix of which two stages hold a copy counts once."""
         count: int = self.sizes.parameter_count()
@@ -190,6 +192,7 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
         validation=_validation(config, microbatches, scheduler),
         notes=notes,
         formats=Formats(training.mixed_precision_param, training.mixed_precision_reduce),
+        attention=AttentionPlan(model.attention, config.data.mask_documents),
         steps=training.steps,
         costs=scheduler.costs,
         measured_costs=costs is not None,
@@ -251,7 +254,9 @@ def _parallelism(config: Config, layout: Layout) -> Parallelism:
     reduced_precision = "bfloat16" in (training.mixed_precision_param, training.mixed_precision_reduce)
     splits = find(config.experimental.pipeline_parallel_schedule).splits_backward
     return Parallelism(
-        sharded=layout.replicate * layout.sharding_ranks > 1 or reduced_precision or training.enable_cpu_offload,
+        sharded=layout.replicate * layout.sharding_ranks > 1
+        or reduced_precision
+        or training.enable_cpu_offload,
         keep_gathered=layout.pipeline > 1 or splits,
         cpu_offload=training.enable_cpu_offload,
         loss_parallel=not training.disable_loss_parallel,

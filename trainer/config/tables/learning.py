@@ -28,6 +28,11 @@ class Model(Table):
     norm_type: Literal["rmsnorm", "layernorm", "np_layernorm"] = "rmsnorm"
     """Normalisation before attention, feed-forward and output; np_layernorm has no parameters."""
 
+    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
+    """Kernel of attention. sdpa: torch's choice for the device; documents that are masked cost it a matrix of seq_len ×
+    seq_len. flash: flash attention, in bfloat16. flex: flex attention, which leaves out what is masked; accelerators
+    only. auto: flex on accelerators where documents are masked, otherwise sdpa."""
+
     tokenizer_path: Text | None = None
     """A sentencepiece .model, a Hugging Face tokenizer.json, a Llama 3 tokenizer.model in tiktoken's format, or
     "byte". Unset: a small tokenizer is trained on the corpus at first use."""
