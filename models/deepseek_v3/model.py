@@ -20,6 +20,9 @@ from models.layers.norm import build_norm
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
 
+# The released code adds this in the norms of latent vectors, whatever the configuration has for the other norms.
+LATENT_NORM_EPS = 1e-6
+
 
 class TransformerBlock(nn.Module):
     """One layer: attention, and a feed-forward layer or experts, each added to the residual stream."""
@@ -34,7 +37,7 @@ class TransformerBlock(nn.Module):
             qk_nope_head_dim=sizes.qk_nope_head_dim,
             qk_rope_head_dim=sizes.qk_rope_head_dim,
             v_head_dim=sizes.v_head_dim,
-            norm_eps=sizes.norm_eps,
+            norm_eps=LATENT_NORM_EPS,
             scale=1.0 if sizes.rope_scaling is None else sizes.rope_scaling.product_scale,
         )
         self.feed_forward = FeedForward(sizes.dim, sizes.ffn_hidden) if dense else None

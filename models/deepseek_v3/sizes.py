@@ -41,7 +41,7 @@ class DeepSeekV3Sizes(DecoderSizes):
         route_scale: the weights of a token's experts add up to this.
         vocab_size: rows of embedding and output.
         max_seq_len: how many positions the published configuration allows.
-        norm_eps: added to the mean square in every norm.
+        norm_eps: added to the mean square in the norms of the hidden state; in those of latent vectors 1e-6 is.
         rope_theta: base of the rotary wavelengths.
         rope_scaling: YaRN, for sequences longer than those of the first training.
         tie_embeddings: whether the output is the embedding.
