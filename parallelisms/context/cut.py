@@ -38,4 +38,4 @@ class SequenceCut:
     def sequences(self, whole: Sequences) -> CutSequences:
         """The rank's part of sequences whose positions and documents are those of all tokens."""
         documents = None if whole.documents is None else self.part(whole.documents)
-        return CutSequences(self.part(whole.positions), documents, whole.documents)
+        return CutSequences(self.part(whole.positions), documents, whole_documents=whole.documents)
