@@ -7,6 +7,9 @@ global batch beforehand, so the sum over ranks is the gradient of the global mea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +21,9 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor, Shard
+
+from parallelisms.expert import experts_of
 
 
 @dataclass(frozen=True)
@@ -35,33 +41,51 @@ def shard_data_parallel(
     *,
     reshard_after_forward: bool,
     cpu_offload: bool = False,
+    experts_mesh: DeviceMesh | None = None,
 ) -> ShardedStage:
     """Apply FSDP2 to each of `module.layers` and to the module itself.
 
     `mesh` has one dimension (shard) or two (replicate, shard). A pipeline keeps parameters gathered between
     forward and backward (`reshard_after_forward=False`): gathering them again for every microbatch would
-    cost more than it saves.
+    cost more than it saves. With expert parallelism the experts of a layer are a group of their own, over
+    `experts_mesh` of as many dimensions.
     """
     policy = MixedPrecisionPolicy(param_dtype=precision.parameters, reduce_dtype=precision.reduction)
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+    shard = partial(fully_shard, mp_policy=policy, offload_policy=offload)
     layers = list(module.layers.values())  # type: ignore[operator]
+    in_order: list[Any] = []
     for position, layer in enumerate(layers):
         # The last layer is needed again at once by the backward that follows.
         reshard = reshard_after_forward and position < len(layers) - 1
-        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
-    fully_shard(
-        module,
-        mesh=mesh,
-        mp_policy=policy,
-        offload_policy=offload,
-        reshard_after_forward=reshard_after_forward,
-    )
+        experts = [] if experts_mesh is None else list(experts_of(layer))
+        for each in experts:
+            cut = partial(_experts_cut, ranks=experts_mesh.size(-1))  # type: ignore[union-attr]
+            shard(each, mesh=experts_mesh, reshard_after_forward=reshard, shard_placement_fn=cut)
+        shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        in_order += [layer, *experts]
+    shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    if experts_mesh is not None and reshard_after_forward:
+        # The host waits for the counts of the rows of each exchange, so it cannot run ahead of the device by itself.
+        for each, following in pairwise(in_order):
+            each.set_modules_to_forward_prefetch([following])
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.set_gradient_divide_factor(1.0)
             child.set_force_sum_reduction_for_comms(True)
     assert isinstance(module, FSDPModule)
     return ShardedStage(module)
+
+
+def _experts_cut(parameter: nn.Parameter, ranks: int) -> Shard:
+    """Along which dimension stacked experts are sharded: by expert where that gives all ranks equally many, else
+    along the features of the model, which neither expert nor tensor parallelism cuts."""
+    assert isinstance(parameter, DTensor)
+    if parameter.to_local().shape[0] % ranks == 0:
+        return Shard(0)
+    cut = {placement.dim for placement in parameter.placements if isinstance(placement, Shard)}
+    free = {1, 2} - cut
+    return Shard(max(free, key=lambda dim: (parameter.shape[dim] % ranks == 0, dim)))
 
 
 class ShardedStage:

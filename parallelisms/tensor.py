@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from models.layers.sequences import Sequences
 from parallelisms.collectives import Group, gather, gather_same, scatter_sum
 from parallelisms.layout import TENSOR
+from parallelisms.parts import Rows, find_parts
 from parallelisms.tensor_plan import BLOCKS, cut_dimension, is_by_key_heads
 
 _SEQUENCE = 1  # dimension of hidden states (B, T, D)
@@ -93,7 +94,7 @@ def _cut_parameters(module: nn.Module, mesh: DeviceMesh) -> None:
     owners = [(prefix, child) for prefix, child in module.named_modules() if child._parameters]
     for prefix, owner in owners:
         parent = module.get_submodule(prefix.rpartition(".")[0])
-        parts = {}
+        parts: dict[str, Rows | None] = {}
         for name, parameter in owner._parameters.items():
             if parameter is None:
                 continue
@@ -103,10 +104,9 @@ def _cut_parameters(module: nn.Module, mesh: DeviceMesh) -> None:
             whole = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
             owner._parameters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             uses_one_head = cut is None and is_by_key_heads(f"{prefix}.{name}")
-            rows = _rows_of_head(parameter.shape[0], heads, mesh) if uses_one_head and heads else None
-            parts[name] = property(_PartOf(name, rows))
+            parts[name] = _rows_of_head(parameter.shape[0], heads, mesh) if uses_one_head and heads else None
         if parts:
-            owner.__class__ = type(f"Cut{type(owner).__name__}", (type(owner),), parts)
+            find_parts(owner, parts)
 
 
 def _key_heads(parameter: Tensor, attention: nn.Module) -> int | None:
@@ -115,26 +115,10 @@ def _key_heads(parameter: Tensor, attention: nn.Module) -> int | None:
     return parameter.shape[0] // width if isinstance(width, int) and parameter.dim() else None
 
 
-def _rows_of_head(rows: int, heads: int, mesh: DeviceMesh) -> tuple[int, int]:
+def _rows_of_head(rows: int, heads: int, mesh: DeviceMesh) -> Rows:
     """First row and number of rows of the key head that this rank's queries meet."""
     width = rows // heads
     return mesh.get_local_rank() * heads // mesh.size() * width, width
-
-
-class _PartOf:
-    """A module's parameter as this rank computes with it: a plain tensor, whose gradient goes to the parameter."""
-
-    def __init__(self, name: str, rows: tuple[int, int] | None) -> None:
-        self._name = name
-        self._rows = rows
-
-    def __call__(self, module: nn.Module) -> Tensor:
-        parameter = module._parameters[self._name]
-        assert isinstance(parameter, DTensor)
-        if parameter.device_mesh.ndim > 1:
-            return parameter  # still sharded over data-parallel ranks too: FSDP itself asks
-        part = parameter.to_local(grad_placements=parameter.placements)
-        return part if self._rows is None else part.narrow(0, *self._rows)
 
 
 # Modules

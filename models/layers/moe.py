@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.layers.feed_forward import FeedForward
 from models.layers.router import Router, Routing, Selection
 
-__all__ = ["Experts", "MoE", "Router", "Routing", "Selection", "grouped_linear"]
+__all__ = ["Experts", "MoE", "Router", "Routing", "Selection", "grouped_linear", "reorder"]
 
 
 class Experts(nn.Module):
@@ -80,7 +80,7 @@ class MoE(nn.Module):
         order = routing.experts.flatten().argsort(stable=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         y = self.experts(_Copies.apply(tokens, order, place, per_token), routing.counts)
-        y = _Reordered.apply(y, place, order).unflatten(0, (-1, per_token))  # (N, K, D)
+        y = reorder(y, place, order).unflatten(0, (-1, per_token))  # (N, K, D)
         return torch.bmm(routing.weights.unsqueeze(1), y).squeeze(1)
 
 
@@ -95,16 +95,32 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     Returns:
         (M, O).
     """
-    if has_grouped_kernel(x, weight):
+    if has_grouped_kernel(x, *weight.shape[1:]):
         return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
     runs = x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
     return torch.cat([F.linear(run, matrix) for run, matrix in zip(runs, weight.unbind(), strict=True)])
 
 
-def has_grouped_kernel(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch multiplies these in one call: rows must be multiples of 16 bytes, in x and in the result."""
+def grouped_weight_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    """The gradient (E, O, I) of the weights of `grouped_linear`, from its input (M, I) and that of its output (M, O)."""
+    gradient = gradient.contiguous()  # the kernel takes no expanded tensors
+    if has_grouped_kernel(x, x.shape[-1], gradient.shape[-1]):
+        return F.grouped_mm(gradient.t(), x, offs=ends)
+    lengths = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return torch.stack(
+        [g.t() @ run for g, run in zip(gradient.split(lengths), x.split(lengths), strict=True)]
+    )
+
+
+def has_grouped_kernel(x: Tensor, *widths: int) -> bool:
+    """Whether torch multiplies tensors like x in one call: rows of these widths must be multiples of 16 bytes."""
     known = x.device.type in ("cpu", "cuda") and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return known and all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])
+    return known and all(width * x.element_size() % 16 == 0 for width in widths)
+
+
+def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """x[order], where `inverse` undoes `order`: the gradient is put back in order without additions into memory."""
+    return _Reordered.apply(x, order, inverse)
 
 
 class _Copies(torch.autograd.Function):
@@ -128,8 +144,6 @@ class _Copies(torch.autograd.Function):
 
 
 class _Reordered(torch.autograd.Function):
-    """x[order], where `inverse` undoes `order`."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)

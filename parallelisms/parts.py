@@ -1,0 +1,43 @@
+"""Modules that compute with this rank's parts of their parameters, under the parameters' own names.
+
+Where a parameter is divided among ranks that compute with different parts of it (tensor and expert parallelism), the
+module keeps it as a DTensor, for the optimizer, the norm and checkpoints, and its forward, which knows nothing of
+that, finds a plain tensor: this rank's part, from which autograd leads back to the DTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from parallelisms.layout import EXPERT_SHARD, FSDP, REPLICATE
+
+_DATA_PARALLEL = frozenset({REPLICATE, FSDP, EXPERT_SHARD})
+
+Rows = tuple[int, int]
+"""First row, and how many."""
+
+
+def find_parts(module: nn.Module, parameters: Mapping[str, Rows | None]) -> None:
+    """Let `module` find its parts of the named parameters of its own, or only some rows of a part."""
+    found = {name: property(_PartOf(name, rows)) for name, rows in parameters.items()}
+    kind = type(module)
+    module.__class__ = type(f"Part{kind.__name__}", (kind,), found)
+
+
+class _PartOf:
+    """A module's parameter as this rank computes with it: a plain tensor, whose gradient goes to the parameter."""
+
+    def __init__(self, name: str, rows: Rows | None) -> None:
+        self._name = name
+        self._rows = rows
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        parameter = module._parameters[self._name]
+        assert isinstance(parameter, DTensor)
+        if not _DATA_PARALLEL.isdisjoint(parameter.device_mesh.mesh_dim_names or ()):
+            return parameter  # still sharded over data-parallel ranks too: FSDP itself asks
+        part = parameter.to_local(grad_placements=parameter.placements)
+        return part if self._rows is None else part.narrow(0, *self._rows)
