@@ -1,10 +1,11 @@
 """The order in which parallelisms are applied to a stage's untouched module: one visible place.
 
 1. tensor parallelism, on the plain model, so that all that follows sees a rank's own part;
-2. context parallelism, inside everything else: only the attention of a layer knows of it;
-3. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
-4. compilation, so that what is recomputed is in the graph too;
-5. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
+2. expert parallelism, which spreads what tensor parallelism has cut;
+3. context parallelism, inside everything else: only the attention of a layer knows of it;
+4. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
+5. compilation, so that what is recomputed is in the graph too;
+6. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
    recomputation.
 
 The pipeline needs nothing applied: a stage holds only its own modules.
@@ -20,7 +21,8 @@ from parallelisms.context.apply import apply_context_parallelism
 from parallelisms.context.cut import SequenceCut
 from parallelisms.context.split import SequenceSplit
 from parallelisms.data import Precision, ShardedStage, shard_data_parallel
-from parallelisms.layout import FSDP, REPLICATE, Parallelism
+from parallelisms.expert import apply_expert_parallelism
+from parallelisms.layout import EXPERT_SHARD, FSDP, REPLICATE, Parallelism
 from parallelisms.mesh import Meshes
 from parallelisms.tensor import apply_tensor_parallelism
 
@@ -31,6 +33,8 @@ def apply_parallelisms(
     """Apply everything to one stage's module, on the meta device, in place."""
     if meshes.tensor.size() > 1:
         apply_tensor_parallelism(module, meshes.tensor, loss_parallel=parallelism.loss_parallel)
+    if meshes.experts is not None:
+        apply_expert_parallelism(module, meshes.experts)
     if meshes.context is not None:
         split = SequenceSplit(meshes.context.size(), parallelism.balanced_context)
         apply_context_parallelism(module, meshes.context, split, parallelism.rotate_method)
@@ -50,6 +54,7 @@ def apply_parallelisms(
         precision,
         reshard_after_forward=not parallelism.keep_gathered,
         cpu_offload=parallelism.cpu_offload,
+        experts_mesh=None if meshes.experts is None else meshes.experts[REPLICATE, EXPERT_SHARD],
     )
 
 
