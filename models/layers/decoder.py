@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from models.decoder_sizes import NormType
-from models.initialize import Normal, Ones, Rule
+from models.initialize import Normal, Ones, Rule, Stacked, Zeros
 from models.layers.attend import Attend, with_masks
 from models.layers.cache import KeyValueCache
 from models.layers.norm import build_norm
 from models.layers.rope import rotations
 from models.layers.sequences import Sequences
 from models.layers.tied import TiedOutput
-from models.sizes import RopeScaling, Sizes
+from models.sizes import RopeScaling, Sizes, YarnScaling
 from models.tied import copied_names
 
 
@@ -49,7 +49,7 @@ class RotarySizes(Sizes, Protocol):
     def rope_theta(self) -> float: ...
 
     @property
-    def rope_scaling(self) -> RopeScaling | None: ...
+    def rope_scaling(self) -> RopeScaling | YarnScaling | None: ...
 
 
 class Decoder(nn.Module, ABC):
@@ -141,24 +141,27 @@ class Decoder(nn.Module, ABC):
         )
 
     def initial(self, name: str) -> Rule:
-        """How the parameter of this full name starts; the scheme of torchtitan's Llama.
+        """How the parameter or buffer of this full name starts; the scheme of torchtitan's Llama.
 
         Matrices are normal with standard deviation 0.02; those through which a layer adds to the residual stream
         are scaled down with depth, so that the stream's variance grows slowly. Hidden states reach the output with
         unit variance: its rows have norm 1, so that logits have unit variance too. That holds for the embedding
-        also when the output is tied to it.
+        also when the output is tied to it. Each expert is a matrix by itself. Buffers, which count tokens and weigh
+        experts against each other, are 0.
         """
-        parts = name.split(".")
-        if parts[-2].endswith("norm"):
+        *modules, own = name.split(".")
+        layer = modules.pop() if own == "weight" else own
+        if layer.endswith("norm"):
             return Ones()
-        if parts[-2] == "output" or (parts[-2] == "tok_embeddings" and self.sizes.tie_embeddings):
+        if layer in ("expert_bias", "tokens_per_expert"):
+            return Zeros()
+        if layer == "output" or (layer == "tok_embeddings" and self.sizes.tie_embeddings):
             return Normal(std=1 / math.sqrt(self.sizes.dim), cutoff=3.0)
-        if parts[-2] == "tok_embeddings":
+        if layer == "tok_embeddings":
             return Normal(std=1.0)
-        if parts[-2] in self.residual_outputs:
-            layer = int(parts[1])
-            return Normal(std=0.02 / math.sqrt(2 * (layer + 1)), cutoff=3.0)
-        return Normal(std=0.02, cutoff=3.0)
+        depth = int(modules[1]) if layer in self.residual_outputs else None
+        matrix = Normal(0.02 if depth is None else 0.02 / math.sqrt(2 * (depth + 1)), cutoff=3.0)
+        return Stacked(matrix) if modules[-1] == "experts" else matrix
 
 
 def _check_contiguous(owned: tuple[str, ...], sizes: Sizes) -> None:
