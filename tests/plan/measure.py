@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from models.layers.sequences import Sequences
 from tests.distributed.ranks import run_ranks
 from trainer.build import Pipeline, build_pipeline
 from trainer.config.schema import Config
@@ -84,7 +85,12 @@ def _step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
     for run in range(plan.accumulation):
         tokens = [torch.randint(vocabulary, (rows, plan.seq_len)) for rows in plan.rows]
         loss = loss_of_microbatches(tokens, torch.tensor(plan.tokens_per_step))
-        pipeline.executor.run(tokens, loss, last_accumulation=run == plan.accumulation - 1)
+        last = run == plan.accumulation - 1
+        sequences = None
+        if config.data.mask_documents:
+            documents = torch.arange(plan.seq_len, dtype=torch.int32) // 7
+            sequences = [Sequences.packed(documents.expand(rows, -1)) for rows in plan.rows]
+        pipeline.executor.run(tokens, loss, sequences=sequences, last_accumulation=last)
 
 
 def _local_bytes(tensor: Tensor) -> int:

@@ -38,6 +38,7 @@ LAYOUTS: dict[str, tuple[int, Tables]] = {
             "experimental": {"pipeline_parallel_microbatches": 2},
         },
     ),
+    "one process, masked documents": (1, {"data": {"mask_documents": True}}),
     "shard 2": (2, {}),
     "1F1B": (2, {"experimental": pipeline("1F1B")}),
     "ZBV, split backward": (2, {"experimental": pipeline("ZBVZeroBubble")}),
@@ -53,6 +54,10 @@ MORE_LAYOUTS: dict[str, tuple[int, Tables]] = {
     "Interleaved1F1B x shard 2, bf16": (
         4,
         {"training": BF16, "experimental": pipeline("Interleaved1F1B")},
+    ),
+    "1F1B, masked documents, bf16": (
+        2,
+        {"training": BF16, "data": {"mask_documents": True}, "experimental": pipeline("1F1B")},
     ),
     "1F1B, accumulated": (
         2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.activations import Kernels, Saved
 from models.sizes import Sizes
@@ -37,6 +37,10 @@ class StageActivations:
     def held_of(self, rows: int) -> int:
         """What a microbatch of `rows` sequences holds."""
         return self.held * rows + self.held_once
+
+    def packed(self, mask: int) -> StageActivations:
+        """The same where every sequence has positions of its own, and a mask of so many bytes."""
+        return replace(self, held=self.held + self.held_once + mask, held_once=0)
 
 
 def stage_activations(

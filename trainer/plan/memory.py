@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from models.activations import Kernels
-from trainer.plan.activations import stage_activations
+from trainer.plan.activations import StageActivations, stage_activations
 from trainer.plan.state import StageParameters, StateBytes
 from trainer.plan.walk import Moment, StageMemory, walk
 
@@ -67,7 +67,7 @@ def _forecast_rank(plan: Plan, rank: int, kernels: Kernels) -> RankMemory:
 
 
 def _parameters(plan: Plan, index: int) -> StageParameters:
-    return StageParameters.of(plan.sizes, plan.stages[index].modules, plan.layout.shard)
+    return StageParameters.of(plan.sizes, plan.stages[index].modules, plan.layout.sharding_ranks)
 
 
 def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
@@ -76,18 +76,10 @@ def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
     kept = parallelism.sharded and parallelism.keep_gathered
     gathered = parameters.whole * formats.compute_bytes
     return StageMemory(
-        activations=stage_activations(
-            plan.sizes,
-            plan.stages[index].modules,
-            first=index == 0,
-            seq_len=plan.seq_len,
-            formats=formats,
-            parallelism=parallelism,
-            kernels=kernels,
-        ),
+        activations=_activations(plan, index, kernels),
         gradients=0 if parallelism.cpu_offload else parameters.state.gradients,
         gathered=gathered if kept else 0,
-        gather_buffer=gathered if kept and plan.layout.shard > 1 else 0,
+        gather_buffer=gathered if kept and plan.layout.sharding_ranks > 1 else 0,
         unreduced=_unreduced(plan, parameters) if parallelism.sharded else 0,
         reduce_buffer=max(parameters.largest_layer, parameters.rest.whole) * formats.reduction_bytes,
         fresh_gradients=_fresh_gradients(plan, parameters),
@@ -96,6 +88,22 @@ def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
         first=index == 0,
         last=index == len(plan.stages) - 1,
     )
+
+
+def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
+    activations = stage_activations(
+        plan.sizes,
+        plan.stages[index].modules,
+        first=index == 0,
+        seq_len=plan.rank_seq_len,
+        formats=plan.formats,
+        parallelism=plan.parallelism,
+        kernels=kernels,
+    )
+    if not plan.attention.masks_documents:
+        return activations
+    mask = plan.attention.mask_bytes(plan.rank_seq_len, plan.formats.compute_bytes, kernels)
+    return activations.packed(mask)
 
 
 def _adds_in_another_format(plan: Plan) -> bool:

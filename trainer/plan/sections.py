@@ -28,6 +28,7 @@ def sections_of(plan: Plan) -> dict[str, Any]:
         "mesh": dict(plan.layout.dimensions),
         "parallelism": asdict(plan.parallelism),
         "formats": asdict(plan.formats),
+        "attention": asdict(plan.attention),
         "batch": {
             "batch_size": plan.batch_size,
             "seq_len": plan.seq_len,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.report import Problem, raise_for
-from trainer.config.rules import blocks, data, machine, model, pipeline, training
+from trainer.config.rules import attention, blocks, data, machine, model, pipeline, training
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     model.overrides_are_sizes_of_the_family,
     model.sizes_fit_together,
     model.balanced_models_have_experts,
+    attention.attention_kernel_spans_context_ranks,
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
@@ -73,6 +74,7 @@ def check_for_training(loaded: Loaded, world_size: int) -> None:
     raise_for(unsuited, loaded.given, loaded.shown_path)
     problems = check(loaded.config, world_size) + check_files(loaded.config)
     problems += blocks.compiler_of_the_machine_is_there(loaded)
+    problems += attention.attention_kernel_suits_the_device(loaded.config)
     problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
     raise_for(problems, loaded.given, loaded.shown_path)
 
