@@ -3,9 +3,9 @@
 A linear layer's backward is two independent products: the gradient of its input, which the stage before
 waits for, and the gradient of its weight, which nobody waits for (Qi et al. 2024, arXiv 2401.10241,
 section 2). `defer_weight_gradients` replaces the forward of every linear layer of a stage (an output that is tied
-to the embedding is one) by one whose backward computes the first at once and, while `WeightGradients.deferring`
-is on, puts the operands of the second aside. Embeddings and norms, whose weight gradients are cheap, stay with the
-input's part.
+to the embedding is one, and the grouped products of experts are) by one whose backward computes the first at once
+and, while `WeightGradients.deferring` is on, puts the operands of the second aside. Embeddings and norms, whose
+weight gradients are cheap, stay with the input's part.
 
 The operands are kept per use and not per module, so a module used several times in a stage is counted
 several times; under activation checkpointing they come from the one recomputation that the input's part
@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.moe import Experts, grouped_linear, grouped_weight_gradient
 from models.layers.tied import TiedOutput
 
 
@@ -62,7 +63,21 @@ def _add(weight: Tensor, gradient: Tensor) -> None:
         weight.grad.add_(gradient)
 
 
-PendingGradients = list[_Operands]
+@dataclass(frozen=True)
+class _GroupedOperands:
+    """The same of stacked weights (E, O, I), of which each has a run of the rows of input (M, I) and output (M, O)."""
+
+    weight: Tensor
+    input: Tensor
+    output_gradient: Tensor
+    ends: Tensor
+
+    def accumulate(self) -> None:
+        with torch.no_grad():
+            _add(self.weight, grouped_weight_gradient(self.input, self.output_gradient, self.ends))
+
+
+PendingGradients = list[_Operands | _GroupedOperands]
 
 
 @dataclass
@@ -85,7 +100,7 @@ class WeightGradients:
         finally:
             self._pending = None
 
-    def put(self, operands: _Operands) -> None:
+    def put(self, operands: _Operands | _GroupedOperands) -> None:
         assert self._pending is not None
         self._pending.append(operands)
 
@@ -124,8 +139,33 @@ class _LinearWithDeferredWeight(torch.autograd.Function):
         return input_gradient, weight_gradient, rows.sum(0) if needs_bias else None, None
 
 
+class _GroupedLinearWithDeferredWeights(torch.autograd.Function):
+    """`grouped_linear` whose backward can leave the weights' gradient for later."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor, store: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x, weight, ends)
+        ctx.weight = weight
+        ctx.store = store
+        return grouped_linear(x, weight, ends)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        gradient = gradients[0].contiguous()
+        x, weight, ends = ctx.saved_tensors
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        input_gradient = grouped_linear(gradient, weight.transpose(-2, -1), ends) if needs_input else None
+        if not needs_weight:
+            return input_gradient, None, None, None
+        if ctx.store.deferring:
+            ctx.store.put(_GroupedOperands(ctx.weight, x, gradient, ends))
+            return input_gradient, None, None, None
+        return input_gradient, grouped_weight_gradient(x, gradient, ends), None, None
+
+
 def defer_weight_gradients(module: nn.Module) -> WeightGradients:
-    """Let every linear layer in `module` be able to defer its weight gradient; returns the store they share.
+    """Let every linear layer in `module`, and every layer of experts, be able to defer its weight gradient; returns
+    the store they share.
 
     Without an open `collect()` the layers compute exactly what they did before.
     """
@@ -133,6 +173,8 @@ def defer_weight_gradients(module: nn.Module) -> WeightGradients:
     for child in module.modules():
         if isinstance(child, nn.Linear | TiedOutput):
             child.forward = _deferring_forward(child, store)  # type: ignore[method-assign, assignment]
+        elif isinstance(child, Experts):
+            child.multiply = _deferring_multiply(store)  # type: ignore[method-assign, assignment]
     return store
 
 
@@ -145,3 +187,12 @@ def _deferring_forward(linear: nn.Linear | TiedOutput, store: WeightGradients) -
         return F.linear(x, linear.weight, linear.bias)
 
     return forward
+
+
+def _deferring_multiply(store: WeightGradients) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def multiply(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _GroupedLinearWithDeferredWeights.apply(x, weight, ends, store)
+        return grouped_linear(x, weight, ends)
+
+    return multiply

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models.layers.moe import MoE, Selection
 from parallelisms.pipeline.deferred import accumulate, defer_weight_gradients
 
 
@@ -131,3 +132,43 @@ def test_compiled_blocks_are_correct_under_split_backward() -> None:
         output.backward()
     accumulate(pending)
     assert_equal_gradients(plain, split)
+
+
+class WithExperts(nn.Module):
+    """A layer of experts, some of which get no token, of widths that the grouped kernel takes or does not."""
+
+    def __init__(self, hidden: int, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.moe = MoE(8, hidden, Selection(8, 2), shared_hidden=4)
+        for parameter in self.moe.parameters():
+            nn.init.normal_(parameter, std=0.5)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x)
+        y = checkpoint(self.moe, h, use_reentrant=False) if self.checkpointed else self.moe(h)
+        return self.after(y)
+
+
+@pytest.mark.parametrize("hidden", [8, 7])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
+def test_the_weights_of_experts_are_deferred_too(hidden: int, checkpointed: bool) -> None:
+    torch.manual_seed(0)
+    module = WithExperts(hidden, checkpointed)
+    plain, split = run_both(module)
+    expected, actual = gradients(plain), gradients(split)
+    assert expected.keys() == actual.keys()
+    assert all(torch.allclose(actual[name], expected[name], atol=1e-5) for name in expected)
+
+
+def test_no_gradient_of_experts_is_there_before_the_weights_part() -> None:
+    torch.manual_seed(0)
+    module = WithExperts(8)
+    store = defer_weight_gradients(module)
+    with store.collect() as pending:
+        module(torch.randn(2, 4, 6)).square().sum().backward()
+    experts = module.moe.experts
+    assert all(p.grad is None for p in experts.parameters())
+    accumulate(pending)
+    assert all(p.grad is not None for p in experts.parameters())
