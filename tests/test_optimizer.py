@@ -33,6 +33,9 @@ def optimizer_table(**changed: Any) -> Any:
         "eps": 1e-8,
         "weight_decay": 0.1,
         "fused": None,
+        "state_dtype": "float32",
+        "muon_momentum": 0.95,
+        "muon_scale": "match_rms_adamw",
     }
     return SimpleNamespace(**{**defaults, **changed})
 

@@ -8,7 +8,7 @@ undoes, and hurts. torchtitan decays everything; a run that compares with one of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +16,13 @@ from torch import nn
 from trainer.checkpoint.names import full_name
 from trainer.errors import ConfigurationError
 from trainer.lr_schedule import LearningRateShape, Schedule
+from trainer.muon import Muon
+from trainer.reduced_adam import ReducedAdam
 
 if TYPE_CHECKING:
     from trainer.config.schema import Config, Optimizer
 
-_CLASSES: dict[str, type[torch.optim.Adam]] = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
+_STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Devices for which torch has fused Adam kernels; they take FSDP2's DTensor parameters too.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
 
@@ -30,27 +32,58 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """One optimizer over the parameters of all parts (the pipeline stages of this rank).
 
-    It has two groups, named "decay" and "no_decay" under the key "name"; one without parameters is left out.
-    `config` is the table [optimizer]; `device` is where the parameters are (the CPU if they are offloaded).
+    Its groups are named under the key "name": "decay" and "no_decay", and before them "hidden" with Muon, which
+    updates those itself; one without parameters is left out. `config` is the table [optimizer]; `device` is where
+    the parameters are (the CPU if they are offloaded).
 
     Raises:
         ConfigurationError: fused is asked for and the device has no fused kernel.
     """
+    hidden: list[nn.Parameter] = []
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
     for name, parameter in trainable_parameters(model_parts):
-        (decay if is_decayed(name, parameter) else no_decay).append(parameter)
+        if config.name == "Muon" and is_hidden_matrix(name, parameter):
+            hidden.append(parameter)
+        else:
+            (decay if is_decayed(name, parameter) else no_decay).append(parameter)
     groups = [
         {"name": "decay", "params": decay, "weight_decay": config.weight_decay},
         {"name": "no_decay", "params": no_decay, "weight_decay": 0.0},
     ]
-    return _CLASSES[config.name](
-        [group for group in groups if group["params"]],
+    groups = [group for group in groups if group["params"]]
+    adam = _build_adam(groups, config, device) if groups else None
+    if not hidden:
+        assert adam is not None, "nothing to train"
+        return adam
+    return Muon(
+        [{"name": "hidden", "params": hidden, "weight_decay": config.weight_decay}],
+        adam,
         lr=config.lr,
-        betas=(config.betas[0], config.betas[1]),
-        eps=config.eps,
-        **_implementation(config.fused, device),
+        momentum=config.muon_momentum,
+        scaling=config.muon_scale,
+        state_dtype=_STATE_DTYPES[config.state_dtype],
     )
+
+
+def _build_adam(
+    groups: list[dict[str, Any]], config: Optimizer, device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW, or Adam if that is the configured one."""
+    betas = (config.betas[0], config.betas[1])
+    implementation = _implementation(config.fused, device)
+    if config.state_dtype != "float32":
+        return ReducedAdam(
+            groups,
+            lr=config.lr,
+            betas=betas,
+            eps=config.eps,
+            decoupled=config.name != "Adam",
+            state_dtype=_STATE_DTYPES[config.state_dtype],
+            fused=implementation.get("fused", False),
+        )
+    adam = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
+    return adam(groups, lr=config.lr, betas=betas, eps=config.eps, **implementation)
 
 
 def build_lr_schedule(optimizer: torch.optim.Optimizer, config: Config) -> Schedule:
@@ -72,6 +105,11 @@ def is_decayed(name: str, parameter: torch.Tensor) -> bool:
     """
     *modules, own_name = name.split(".")
     return parameter.ndim >= 2 and own_name != "bias" and not any("norm" in module for module in modules)
+
+
+def is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
+    """Whether a parameter is a matrix (or a stack of them) that maps hidden states to hidden states: in a layer."""
+    return name.startswith("layers.") and is_decayed(name, parameter)
 
 
 def trainable_parameters(model_parts: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

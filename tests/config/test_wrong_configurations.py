@@ -58,7 +58,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("negative seed", "--training.seed -1", 1, "allowed: integer ≥ 0"),
     ("shard degree of nothing", f"{DP}shard_degree 0", 1, "-1: all that remain"),
     ("choice in lower case", "--optimizer.name adamw", 1, 'did you mean "AdamW"?'),
-    ("choice unknown", "--optimizer.name SGD", 1, "allowed: one of AdamW, Adam"),
+    ("choice unknown", "--optimizer.name SGD", 1, "allowed: one of AdamW, Adam, Muon"),
     ("decay unknown", "--lr_scheduler.decay_type cosin", 1, 'did you mean "cosine"?'),
     ("precision unknown", "--training.mixed_precision_param float16", 1, "one of bfloat16, float32"),
     ("every how many layers", "--activation_checkpoint.selective_ac_option two", 1, "every how many layers"),

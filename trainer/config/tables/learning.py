@@ -7,6 +7,7 @@ from pydantic import Field
 
 from trainer.config.tables.base import (
     Allowed,
+    BelowOne,
     Betas,
     DegreeOrRest,
     NotNegative,
@@ -46,8 +47,9 @@ class Model(Table):
 class Optimizer(Table):
     """The optimizer. Norms and biases are never decayed."""
 
-    name: Literal["AdamW", "Adam"] = "AdamW"
-    """Adam adds the weight decay to the gradient, AdamW takes it off the weights."""
+    name: Literal["AdamW", "Adam", "Muon"] = "AdamW"
+    """Adam adds the weight decay to the gradient, AdamW takes it off the weights. Muon orthogonalises the updates of
+    the matrices of the layers, and is AdamW for everything else."""
 
     lr: float = Field(default=8e-4, gt=0)
     """Highest learning rate, reached after the warm-up."""
@@ -60,6 +62,17 @@ class Optimizer(Table):
 
     weight_decay: float = Field(default=0.1, ge=0)
     """Weight decay of the matrices."""
+
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the running means. They are rounded to nearest: in bfloat16, betas above 0.99 are too slow to
+    be seen in its 8 bits."""
+
+    muon_momentum: BelowOne = 0.95
+    """Decay rate of Muon's running mean of the gradient."""
+
+    muon_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Size of Muon's updates. "match_rms_adamw": as AdamW's, so that its lr and weight_decay are right for Muon too.
+    "original": of operator norm 1, which wants a larger lr, such as 0.02."""
 
     fused: bool | None = None
     """One kernel for the whole update. Unset: where the device has it."""
