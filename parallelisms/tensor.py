@@ -52,7 +52,7 @@ def apply_tensor_parallelism(module: nn.Module, mesh: DeviceMesh, *, loss_parall
     for layer in module.layers.values():  # type: ignore[operator]
         for block in (getattr(layer, name, None) for name in BLOCKS):
             if block is not None:
-                block.register_forward_pre_hook(_GatherSequence(group))
+                _join_sequences(block, group)
                 block.register_forward_hook(_ScatterSum(group))
     embedding, output = module.tok_embeddings, module.output
     if isinstance(embedding, nn.Embedding):
@@ -143,6 +143,20 @@ def _cut_embedding(embedding: nn.Embedding, group: Group) -> None:
     embedding.group = group  # type: ignore[assignment]
 
 
+def _join_sequences(block: nn.Module, group: Group) -> None:
+    """Let a block work on whole sequences: on what it gets or, in latent attention, on the latent vectors, which are
+    smaller. The matrices that make these are not cut, and work on this rank's part of the sequence."""
+    children = dict(block.named_children())
+    latents = [children[name] for name in ("wq_a", "wkv_a") if name in children]
+    if not latents:
+        block.register_forward_pre_hook(_GatherSequence(group))
+        return
+    for child in latents:
+        child.register_forward_hook(_GatherLatents(group))
+    if "wq" in children:  # queries are made of the hidden state itself
+        children["wq"].register_forward_pre_hook(_GatherSequence(group))
+
+
 class _GatherSequence:
     """Before a module: whole sequences from this rank's part."""
 
@@ -151,6 +165,16 @@ class _GatherSequence:
 
     def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather(inputs[0], _SEQUENCE, self._group), *inputs[1:]
+
+
+class _GatherLatents:
+    """After a module: whole sequences of what it makes of this rank's part."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __call__(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        return gather(output, _SEQUENCE, self._group)
 
 
 class _ScatterSum:

@@ -66,8 +66,9 @@ class TiedEmbedding:
 
 
 def _matrix(module: nn.Module) -> nn.Parameter:
-    # Looked up at each use: FSDP exchanges parameters between sharded and gathered.
-    return module.get_parameter(MATRIX)
+    # Looked up at each use: FSDP exchanges parameters between sharded and gathered. Not by `get_parameter`, which finds
+    # what the module computes with: with tensor parallelism, this rank's part.
+    return dict(module.named_parameters())[MATRIX]
 
 
 def _gradient(module: nn.Module) -> Tensor:
