@@ -25,7 +25,9 @@ class Microbatches:
     sequences: tuple[Sequences, ...] | None
 
 
-def cut_into_microbatches(batch: Batch, rows: Sequence[int], context: SequenceCut | None = None) -> Microbatches:
+def cut_into_microbatches(
+    batch: Batch, rows: Sequence[int], context: SequenceCut | None = None
+) -> Microbatches:
     """Microbatch k gets the next `rows[k]` sequences of the batch, or this rank's part of them if `context` says
     that there is such a thing."""
     cut = list(rows)

@@ -207,7 +207,10 @@ def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _to_width(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    """With zeros up to that width, and the features of a head side by side: kernels read them so without looking."""
+    if x.shape[-1] != width:
+        return F.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _expanded(bias: Tensor | None, q: Tensor) -> Tensor | None:
