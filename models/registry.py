@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from models.external import FamilyNotFound, family_at, is_place
 from models.family import Family
 from models.sizes import apply_overrides
 
@@ -25,7 +25,7 @@ _FAMILIES = MappingProxyType(
 
 
 class UnknownModelError(ValueError):
-    """No family, or no flavor of the family, of this name."""
+    """No family, or no flavor of the family, of this name; the reason in one line."""
 
 
 def names() -> tuple[str, ...]:
@@ -34,12 +34,16 @@ def names() -> tuple[str, ...]:
 
 
 def family(name: str) -> Family:
-    """The family of this name. Raises UnknownModelError, which lists the names there are."""
-    if name not in _FAMILIES:
+    """The family of this name, one of `names()` or a place, see `models.external`.
+
+    Raises UnknownModelError, which lists the names there are, or says why there is nothing at the place.
+    """
+    if name not in _FAMILIES and not is_place(name):
         raise UnknownModelError(f"there is no model {name!r}; the models are {', '.join(_FAMILIES)}")
-    module, _, attribute = _FAMILIES[name].partition(":")
-    found: Family = getattr(import_module(module), attribute)
-    return found
+    try:
+        return family_at(_FAMILIES.get(name, name))
+    except FamilyNotFound as error:
+        raise UnknownModelError(str(error)) from error
 
 
 def configured_sizes(name: str, flavor: str, norm_type: str, override: Mapping[str, object]) -> Any:

@@ -8,6 +8,8 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from models import registry
+from models.external import is_place
+from models.family import Family
 from models.mixture import Balancing
 from models.sizes import Sizes, SizesError
 from trainer.config.report import Problem, nearest
@@ -28,18 +30,24 @@ def sizes_of(config: Config) -> Sizes | None:
 
 
 def name_is_a_known_family(config: Config, _world_size: int | None) -> Iterator[Problem]:
-    """[model] name is in the registry."""
+    """[model] name is in the registry, or a place where there is a family."""
     name, names = config.model.name, registry.names()
-    if name not in names:
-        near = nearest(name, names)
-        yield Problem(("model.name",), "there is no such model", f"one of {', '.join(names)}", near)
+    try:
+        registry.family(name)
+    except registry.UnknownModelError as error:
+        if is_place(name):
+            yield Problem(("model.name",), str(error))
+            return
+        allowed = f"one of {', '.join(names)}, or package.module:FAMILY or path/module.py:FAMILY"
+        yield Problem(("model.name",), "there is no such model", allowed, nearest(name, names))
 
 
 def flavor_is_one_of_the_family(config: Config, _world_size: int | None) -> Iterator[Problem]:
     """[model] flavor is a size of the family."""
-    if config.model.name not in registry.names():
+    family = _family(config)
+    if family is None:
         return
-    flavor, flavors = config.model.flavor, registry.family(config.model.name).sizes
+    flavor, flavors = config.model.flavor, family.sizes
     if flavor not in flavors:
         message = f"{config.model.name} has no such flavor"
         near = nearest(flavor, flavors, cutoff=0.4)
@@ -107,9 +115,15 @@ def sequences_longer_than_the_model_was_made_for(config: Config) -> Iterator[str
 
 
 def _any_sizes(config: Config) -> Sizes | None:
-    if config.model.name not in registry.names():
+    family = _family(config)
+    return None if family is None else family.sizes.get(config.model.flavor)
+
+
+def _family(config: Config) -> Family | None:
+    try:
+        return registry.family(config.model.name)
+    except registry.UnknownModelError:
         return None
-    return registry.family(config.model.name).sizes.get(config.model.flavor)
 
 
 def _wanted(annotation: Any, value: object) -> str | None:

@@ -21,7 +21,8 @@ class Model(Table):
     """Which model."""
 
     name: Text = "llama3"
-    """Family of the model."""
+    """Family of the model. One outside of this repository by where it is: "package.module:FAMILY", or
+    "path/module.py:FAMILY" or "path/package:FAMILY"; see docs/adding-a-model.md."""
 
     flavor: Text = "debug"
     """Size within the family."""
