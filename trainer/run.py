@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from parallelisms.pipeline.timeline import TimelineRecorder
 from trainer.build import build_pipeline
+from trainer.checkpoint.agreement import Ranks
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
+from trainer.checkpoint.weights import TrainedModel
 from trainer.config.load import Loaded
 from trainer.config.schema import Config
 from trainer.data.errors import DataExhausted
@@ -31,6 +33,8 @@ from trainer.process import RankProcess
 from trainer.profiling import Profiler
 from trainer.reporting import Reporter
 from trainer.run_folder import RunFolder
+from trainer.weights.exporting import export_trained
+from trainer.weights.initial import load_initial
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,8 @@ class Run:
     def __init__(self, loaded: Loaded, plan: Plan, process: RankProcess, folder: RunFolder) -> None:
         """Build everything; nothing is trained or loaded yet."""
         self._config = config = loaded.config
+        self._plan = plan
+        self._folder = folder
         self._process = process
         self._reporter = Reporter(loaded, plan, process, folder)
         _seed_everything(config)
@@ -79,9 +85,17 @@ class Run:
         self._completed = True
 
     def resume(self) -> None:
-        """Go on from the latest valid checkpoint, if there is one."""
+        """Go on from the latest valid checkpoint; if there is none, start from the configured weights, if any."""
         self._process.progress.phase("loading a checkpoint", collective=True, patient=True)
-        step = self._checkpoints.load(self._state)
+        step, table = self._checkpoints.load(self._state), self._config.checkpoint
+        if step is None and table.initial_load_path is not None:
+            step = load_initial(
+                table,
+                self._plan.sizes,
+                self._state,
+                Ranks(),
+                lambda line: self._reporter.say(f"{'weights':12}{line}"),
+            )
         self._loop.step = step or 0
         self._reporter.begin(self._loop.step)
 
@@ -103,6 +117,8 @@ class Run:
             # On all ranks before the same step, so this is the end of training as much as the last step is.
             self._reporter.say(f"{'data':12}{end}")
             self._saving.save_last(self._loop.step)
+        if self._completed and self._config.checkpoint.last_save_in_hf:
+            self._export()
 
     def finish(self) -> None:
         """Say how it went; close what is open. Raises StoppedOnRequest if the run was asked to stop."""
@@ -120,6 +136,17 @@ class Run:
         if saves and not saved:
             raise StagelineError(f"stopped {reason}, but the state of this step could not be saved")
         raise StoppedOnRequest(f"stopped {reason}")
+
+    def _export(self) -> None:
+        """Write the last checkpoint's weights as a Hugging Face folder; one rank does, reading what all saved."""
+        step, saved = self._loop.step, self._saving.latest
+        if saved is None or self._saving.latest_step != step:
+            return  # nothing was trained, or it could not be saved, which has been said
+        self._process.progress.phase("exporting the weights", collective=True, patient=True)
+        trained = TrainedModel(self._folder.path, self._config, saved, step, ())
+        target = self._folder.path / "huggingface" / f"step-{step}"
+        Ranks().on_first(lambda: export_trained(trained, target, self._config.checkpoint.export_dtype))
+        self._reporter.say(f"{'exported':12}{target}")
 
     def _build_validation(self, plan: Plan, tokenizer: Tokenizer) -> Validation | None:
         if plan.validation is None:

@@ -163,6 +163,7 @@ def settings(**changed: Any) -> Any:
         "export_dtype": "float32",
         "keep_latest_k": 0,
         "load_step": -1,
+        "exclude_from_loading": (),
     }
     return SimpleNamespace(**{**defaults, **changed})
 

@@ -10,7 +10,7 @@ import pytest
 from tests.config.reports import config_of, report_of, rules_broken
 from trainer.config.load import load
 from trainer.config.machine import Machine
-from trainer.config.rules import collect, data, machine, model, notices, pipeline, training
+from trainer.config.rules import checkpoint, collect, data, machine, model, notices, pipeline, training
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
@@ -38,6 +38,14 @@ CASES = [
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),
     (training.export_dtype_needs_model_weights_only, ["--checkpoint.export_dtype", "float16", "--checkpoint.model_weights_only"], ["--checkpoint.export_dtype", "float16"], "applies only where"),
+    (training.export_dtype_needs_model_weights_only, ["--checkpoint.export_dtype", "bfloat16", "--checkpoint.last_save_in_hf"], ["--checkpoint.export_dtype", "bfloat16"], "applies only where"),
+    (checkpoint.excluded_parts_are_known, ["--checkpoint.exclude_from_loading", "optimizer,dataloader"], ["--checkpoint.exclude_from_loading", "optimiser"], "did you mean optimizer"),
+    (checkpoint.initial_loading_needs_a_path, ["--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path", "x"], ["--checkpoint.initial_load_in_hf"], "has no effect without checkpoint.initial_load_path"),
+    (checkpoint.initial_loading_needs_a_path, ["--checkpoint.initial_load_model_only"], ["--checkpoint.initial_load_model_only", "false"], "has no effect without checkpoint.initial_load_path"),
+    (checkpoint.export_at_the_end_needs_checkpoints, ["--checkpoint.last_save_in_hf"], ["--checkpoint.last_save_in_hf", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
+    (checkpoint.exported_model_has_a_form_there, ["--checkpoint.last_save_in_hf"], ["--checkpoint.last_save_in_hf", "--model.norm_type", "layernorm"], "LlamaForCausalLM has rmsnorm only"),
+    (checkpoint.initial_weights_are_of_the_model, [], ["--checkpoint.initial_load_path", "/nonexistent"], "there is no such folder"),
+    (checkpoint.initial_weights_are_of_the_model, ["--checkpoint.initial_load_path", str(Path(__file__).parent)], ["--checkpoint.initial_load_path", str(Path(__file__).parent), "--checkpoint.initial_load_in_hf"], "no Hugging Face folder"),
     (pipeline.schedule_is_known, [f"{PP}schedule", "interleaved_1f1b"], [f"{PP}schedule", "1F2B"], "did you mean 1F1B"),
     (pipeline.schedule_is_known, [f"{PP}schedule", "gpipe"], [f"{PP}schedule", "G-Pip"], "did you mean GPipe"),
     (pipeline.schedule_file_exists, [], [f"{PP}schedule_csv", "/nonexistent.csv"], "there is no such file"),

@@ -278,7 +278,8 @@ class CheckpointManager:
         if opened.manifest.contents is Contents.WEIGHTS:
             restore_weights(opened.reader, state.model_parts, self._ranks)
             return opened.manifest.step
-        step = restore_full(opened.reader, state, self._ranks)
+        exclude = self._config.exclude_from_loading
+        step = restore_full(opened.reader, state, self._ranks, exclude)
         if (opened.manifest.layout, opened.manifest.world_size) == (self._layout, self._ranks.size):
             restore_rng(opened.reader, self._ranks, self._device)
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.checkpoint import folders
 from trainer.checkpoint.agreement import Ranks
@@ -26,6 +27,16 @@ from trainer.checkpoint.storage import CheckpointReader
 from trainer.errors import ConfigurationError
 
 
+class TensorReader(Protocol):
+    """Saved tensors by section and name, such as `CheckpointReader`."""
+
+    def names(self, section: str) -> set[str]: ...
+
+    def read_into(self, section: str, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def mismatch(self, section: str, problems: Sequence[str]) -> ConfigurationError: ...
+
+
 def choose_step(root: Path, step: int, listed: Sequence[folders.Found]) -> folders.Found:
     """The listed checkpoint of one step. Raises ConfigurationError if it is not there or not valid."""
     for found in listed:
@@ -37,7 +48,7 @@ def choose_step(root: Path, step: int, listed: Sequence[folders.Found]) -> folde
     raise ConfigurationError(f"no checkpoint of step {step} in {root}; valid ones there: {valid}")
 
 
-def restore_weights(reader: CheckpointReader, model_parts: Sequence[nn.Module], ranks: Ranks) -> None:
+def restore_weights(reader: TensorReader, model_parts: Sequence[nn.Module], ranks: Ranks) -> None:
     """Set the parameters of all ranks. Collective. Raises ConfigurationError if they are of another model."""
     tensors = model_tensors(model_parts)
     held = set().union(*ranks.gather(set(tensors)))
@@ -48,11 +59,18 @@ def restore_weights(reader: CheckpointReader, model_parts: Sequence[nn.Module], 
     ranks.agreed(lambda: _read_parts(reader, model_parts))
 
 
-def restore_full(reader: CheckpointReader, state: TrainState, ranks: Ranks) -> int:
-    """Set everything but the random state; returns the step. Collective. Raises as `restore_weights`."""
+def restore_full(
+    reader: CheckpointReader, state: TrainState, ranks: Ranks, exclude: Collection[str] = ()
+) -> int:
+    """Set everything but the random state; returns the step. Collective. Raises as `restore_weights`.
+
+    `exclude`: what stays as it is, as `checkpoint.exclude_from_loading` names it.
+    """
     restore_weights(reader, state.model_parts, ranks)
-    ranks.agreed(lambda: _restore_optimizer(reader, state))
-    return ranks.agreed(lambda: restore_train_json(state, from_bytes(reader.read_bytes("train", TRAIN_KEY))))
+    if "optimizer" not in exclude:
+        ranks.agreed(lambda: _restore_optimizer(reader, state))
+    text = ranks.agreed(lambda: from_bytes(reader.read_bytes("train", TRAIN_KEY)))
+    return ranks.agreed(lambda: restore_train_json(state, text, exclude))
 
 
 def restore_rng(reader: CheckpointReader, ranks: Ranks, device: torch.device) -> None:
@@ -62,7 +80,7 @@ def restore_rng(reader: CheckpointReader, ranks: Ranks, device: torch.device) ->
     )
 
 
-def _read_parts(reader: CheckpointReader, model_parts: Sequence[nn.Module]) -> None:
+def _read_parts(reader: TensorReader, model_parts: Sequence[nn.Module]) -> None:
     for part in model_parts:  # one by one: two may have a copy each of the same tensor
         reader.read_into("model", model_tensors([part]))
 

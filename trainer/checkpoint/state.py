@@ -12,7 +12,7 @@ the learning rate follows from the step. So a changed weight decay or rate in th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -144,11 +144,16 @@ def train_json(state: TrainState, step: int) -> str:
     )
 
 
-def restore_train_json(state: TrainState, text: str) -> int:
-    """Set schedule, data position and counters; returns the step."""
+def restore_train_json(state: TrainState, text: str, exclude: Collection[str] = ()) -> int:
+    """Set schedule ("lr_scheduler"), data position ("dataloader") and counters; returns the step.
+
+    `exclude`: which of these stay as they are.
+    """
     saved = json.loads(text)
-    state.schedule.load_state_dict(saved["schedule"])
-    state.data.load_state_dict(saved["data"])
+    if "lr_scheduler" not in exclude:
+        state.schedule.load_state_dict(saved["schedule"])
+    if "dataloader" not in exclude:
+        state.data.load_state_dict(saved["data"])
     state.counters.clear()
     state.counters.update(saved["counters"])
     return int(saved["step"])

@@ -1,22 +1,15 @@
-"""A trained model on one process: its run folder found from a path, its checkpoint verified, its weights loaded."""
+"""A trained model: its run folder found from a path, its checkpoint verified."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from models.registry import configured_sizes, family
 from trainer.checkpoint.folders import list_checkpoints
 from trainer.checkpoint.manifest import InvalidCheckpoint, checksum_problems, read_manifest
 from trainer.config.load import load
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import torch
-
-    from models.layers.decoder import Decoder
 
 CONFIG_NAME = "config.toml"
 
@@ -52,28 +45,6 @@ def find_trained_model(path: Path) -> TrainedModel:
     except InvalidCheckpoint as error:
         raise ConfigurationError(f"{path} is not a valid checkpoint: {error}") from error
     return TrainedModel(run_folder, config, path, step, ())
-
-
-def load_model(trained: TrainedModel, device: torch.device) -> Decoder:
-    """The whole model with its weights, in fp32, for inference. Needs no process group.
-
-    Raises ConfigurationError if the checkpoint and the configuration do not fit each other.
-    """
-    import torch
-
-    from trainer.checkpoint.storage import CheckpointReader
-
-    chosen = trained.config.model
-    sizes = configured_sizes(chosen.name, chosen.flavor, chosen.norm_type, chosen.override)
-    with torch.device("meta"):
-        model = family(chosen.name).build(sizes)
-    model.to_empty(device=device)
-    try:
-        reader = CheckpointReader(trained.step_folder)
-    except InvalidCheckpoint as error:
-        raise ConfigurationError(f"{trained.step_folder} is not a valid checkpoint: {error}") from error
-    reader.read_into("model", model.state_dict())
-    return model.eval()
 
 
 def _run_folder(path: Path) -> Path:

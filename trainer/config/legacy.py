@@ -65,6 +65,7 @@ RENAMED = MappingProxyType(
         "checkpoint.enable": "checkpoint.enable_checkpoint",
         "checkpoint.last_save_model_only": "checkpoint.model_weights_only",
         "checkpoint.last_save_model_weights_only": "checkpoint.model_weights_only",
+        "checkpoint.initial_load_model_weights_only": "checkpoint.initial_load_model_only",
         "validation.local_batch_size": "validation.batch_size",
         "debug.seed": "training.seed",
         "debug.deterministic": "training.deterministic",
@@ -135,6 +136,7 @@ UNSET_BY = MappingProxyType(
     {
         "training.global_batch_size": -1,
         "training.dataset_path": "",
+        "checkpoint.initial_load_path": "",
         "validation.dataset_path": "",
         "experimental.pipeline_parallel_schedule_csv": "",
     }
@@ -178,10 +180,7 @@ UNAVAILABLE = MappingProxyType(
         "experimental.pipeline_parallel_last_stage_less_layers": (1,),
         "experimental.custom_import": ("",),
         "experimental.custom_args_module": ("",),
-        "checkpoint.initial_load_path": ("",),
-        "checkpoint.initial_load_in_hf": (False,),
-        "checkpoint.last_save_in_hf": (False,),
-        "checkpoint.exclude_from_loading": ((),),
+        "checkpoint.initial_load_in_hf_quantized": (False,),
         "checkpoint.enable_first_step_checkpoint": (False,),
         "checkpoint.load_only": (False,),
         "checkpoint.enable_ft_dataloader_checkpoints": (True,),
@@ -216,9 +215,6 @@ UNAVAILABLE_VALUES = MappingProxyType(
 
 GOVERNED = frozenset(
     {
-        "checkpoint.initial_load_in_hf_quantized",
-        "checkpoint.initial_load_model_only",
-        "checkpoint.initial_load_model_weights_only",
         "experimental.expert_parallel_comm_backend",
         "experimental.pipeline_parallel_expert_parallel_overlap",
         "fault_tolerance.fragment_sync_delay",

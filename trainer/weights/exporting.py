@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from trainer.weights.source import HuggingFaceSource
 from trainer.weights.staging import Staging
 from trainer.weights.tensor_file import DTYPE_NAMES, HashingFile
 from trainer.weights.tokenizer_export import export_tokenizer
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 5_000_000_000
 
@@ -130,6 +133,13 @@ def write_folder(
         staging.publish()
     except OSError as error:
         raise StagelineError(f"{target}: cannot be written: {error.strerror}: {error.filename}") from error
+
+
+def export_trained(trained: TrainedModel, target: Path, dtype: str) -> None:
+    """Write the weights as `dtype`, e.g. "bfloat16", at `target`, which is left as it is if it is there already."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(plan_export(trained, getattr(torch, dtype)), target, say=logger.info)
 
 
 def shards_of(pieces: Sequence[Piece], shard_bytes: int) -> list[list[Piece]]:

@@ -78,6 +78,14 @@ def name_of(sizes: Any) -> Named:
     return named
 
 
+def differences(there: Any, here: Any) -> str:
+    """In which sizes two models differ, in words."""
+    if type(there) is not type(here):
+        return f"{type(there).__name__} there, {type(here).__name__} here"
+    names = [field.name for field in fields(there) if getattr(there, field.name) != getattr(here, field.name)]
+    return "; ".join(f"{name} = {getattr(there, name)} there, {getattr(here, name)} here" for name in names)
+
+
 def _families() -> Iterator[Family]:
     return (registry.family(name) for name in registry.names())
 

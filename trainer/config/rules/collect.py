@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.report import Problem, raise_for
-from trainer.config.rules import attention, blocks, data, machine, model, pipeline, training
+from trainer.config.rules import attention, blocks, checkpoint, data, machine, model, pipeline, tensor, training
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ RULES: tuple[Rule, ...] = (
     model.sizes_fit_together,
     model.balanced_models_have_experts,
     attention.attention_kernel_spans_context_ranks,
+    tensor.tensor_parallel_degree_divides_the_model,
+    tensor.tensor_parallel_degree_divides_the_sequence,
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
@@ -28,6 +30,10 @@ RULES: tuple[Rule, ...] = (
     training.load_step_needs_checkpoints,
     training.seed_checkpoint_needs_checkpoints,
     training.export_dtype_needs_model_weights_only,
+    checkpoint.excluded_parts_are_known,
+    checkpoint.initial_loading_needs_a_path,
+    checkpoint.export_at_the_end_needs_checkpoints,
+    checkpoint.exported_model_has_a_form_there,
     pipeline.schedule_is_known,
     pipeline.schedule_file_exists,
     pipeline.stages_are_decided_once,
@@ -41,7 +47,11 @@ RULES: tuple[Rule, ...] = (
 )
 """Of the configuration alone: the same answer on every machine."""
 
-FILE_RULES: tuple[Rule, ...] = (data.tokenizer_path_exists, data.dataset_path_exists)
+FILE_RULES: tuple[Rule, ...] = (
+    data.tokenizer_path_exists,
+    data.dataset_path_exists,
+    checkpoint.initial_weights_are_of_the_model,
+)
 """Of the files that training reads, which need not be where the plan is made."""
 
 NOTICES: tuple[Callable[[Config], Iterator[str]], ...] = (

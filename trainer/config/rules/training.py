@@ -92,7 +92,8 @@ def seed_checkpoint_needs_checkpoints(config: Config, _world_size: int | None) -
 def export_dtype_needs_model_weights_only(config: Config, _world_size: int | None) -> Iterator[Problem]:
     """A whole checkpoint keeps the numbers as they are; only weights alone are converted."""
     checkpoint = config.checkpoint
-    if checkpoint.export_dtype != "float32" and not checkpoint.model_weights_only:
+    exported = checkpoint.model_weights_only or checkpoint.last_save_in_hf
+    if checkpoint.export_dtype != "float32" and not exported:
         yield Problem(
             ("checkpoint.export_dtype", "checkpoint.model_weights_only"),
             "applies only where the weights alone are saved",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.tables.base import NotNegative, Positive, Steps, Table, Text
+from trainer.config.tables.base import Names, NotNegative, Positive, Steps, Table, Text
 
 
 class Job(Table):
@@ -84,13 +84,29 @@ class Checkpoint(Table):
     """At the last step save the weights alone: smaller, but training cannot go on from them."""
 
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights that model_weights_only saves."""
+    """Number format of the weights that model_weights_only and last_save_in_hf save."""
 
     keep_latest_k: NotNegative = 0
     """Keep this many checkpoints and delete older ones. 0 keeps all."""
 
     load_step: int = Field(default=-1, ge=-1)
     """Step of the checkpoint to go on from. -1: the latest valid one."""
+
+    exclude_from_loading: Names = ()
+    """What of a checkpoint is not loaded but starts anew: among optimizer, lr_scheduler, dataloader."""
+
+    initial_load_path: Text | None = None
+    """Start from these weights where the run has no checkpoint of its own yet: a Hugging Face folder, a run folder
+    (its latest valid checkpoint) or one of its step-N folders. Step 0, a fresh optimizer, the data from the start."""
+
+    initial_load_in_hf: bool = False
+    """Insist that initial_load_path is a Hugging Face folder; else it is recognised by its config.json."""
+
+    initial_load_model_only: bool = True
+    """Take only the weights of initial_load_path. If false, go on from there with optimizer, step and data."""
+
+    last_save_in_hf: bool = False
+    """After the last checkpoint write its weights as a Hugging Face folder too: huggingface/step-N."""
 
     create_seed_checkpoint: bool = False
     """Save the initial parameters as step 0 and end, to start several runs from them."""
