@@ -19,6 +19,8 @@ holds all of wk and wv and uses the one head that its queries meet.
 
 from __future__ import annotations
 
+from typing import Any
+
 BLOCKS = ("attention", "feed_forward", "moe")
 """Modules of a layer that get whole sequences, and whose outputs are sums over the ranks of the tensor group."""
 
@@ -72,3 +74,32 @@ def local_shape(
         return shape
     cut = cut_dimension(name, degree, kv_heads)
     return tuple(size // degree if index == cut else size for index, size in enumerate(shape))
+
+
+def undivided(sizes: Any, degree: int) -> dict[str, str]:
+    """What of a model `degree` ranks cannot share equally: a sentence for each, by the name of the size or parameter.
+
+    Raises UnknownParameterError.
+    """
+    reasons = {
+        name: f"{name} {size} is not divisible by {degree}"
+        for name in ("n_heads", "ffn_hidden", "expert_hidden", "vocab_size")
+        if (size := getattr(sizes, name, degree)) % degree
+    }
+    heads = kv_heads(sizes)
+    if heads is not None and heads % degree and degree % heads:
+        reasons["n_kv_heads"] = f"n_kv_heads {heads} is not divisible by {degree}, nor {degree} by {heads}"
+    if reasons:
+        return reasons
+    for module in sizes.modules():
+        for name, shape in sizes.parameter_shapes(module).items():
+            cut = cut_dimension(name, degree, heads)
+            if cut is not None and shape[cut] % degree:
+                return {name: f"{name} {list(shape)} is not divisible by {degree} along dimension {cut}"}
+    return {}
+
+
+def kv_heads(sizes: Any) -> int | None:
+    """How many heads of keys and values a model has; None if each query has its own."""
+    heads: int | None = getattr(sizes, "n_kv_heads", None)
+    return heads

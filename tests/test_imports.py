@@ -29,6 +29,7 @@ PLANNING = (
     *("trainer.launch", "trainer.stop", "trainer.errors", "trainer.run_folder"),
     *("trainer.config", "trainer.plan", "trainer.commands"),
     *("models.registry", "models.sizes", "models.llama.sizes", "parallelisms.layout"),
+    "parallelisms.tensor_plan",
     *(
         f"parallelisms.pipeline.{name}"
         for name in (

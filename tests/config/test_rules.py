@@ -10,7 +10,7 @@ import pytest
 from tests.config.reports import config_of, report_of, rules_broken
 from trainer.config.load import load
 from trainer.config.machine import Machine
-from trainer.config.rules import checkpoint, collect, data, machine, model, notices, pipeline, training
+from trainer.config.rules import checkpoint, collect, data, machine, model, notices, pipeline, tensor, training
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
@@ -19,6 +19,10 @@ INTERLEAVED = (f"{PP}schedule", "Interleaved1F1B")
 
 def ranks(count: int) -> tuple[str, str]:
     return (f"{PP}degree", str(count))
+
+
+def tp(degree: int) -> tuple[str, str]:
+    return ("--training.tensor_parallel_degree", str(degree))
 
 
 # Rule, arguments that it lets pass, arguments that it refuses, what it says.
@@ -34,6 +38,14 @@ CASES = [
     (model.sizes_fit_together, ["--model.override.n_heads", "4"], ["--model.override.n_heads", "3"], "dim 256 is not divisible by n_heads 3"),
     (model.sizes_fit_together, ["--model.override.n_kv_heads", "2"], ["--model.override.n_kv_heads", "3"], "n_heads 8 is not divisible by n_kv_heads 3"),
     (model.sizes_fit_together, ["--model.override.n_layers", "1"], ["--model.override.n_layers", "0"], "n_layers must be at least 1"),
+    (tensor.tensor_parallel_degree_divides_the_model, [*tp(2)], [*tp(3)], "n_heads 8 is not divisible by 3; ffn_hidden 512 is not divisible by 3"),
+    (tensor.tensor_parallel_degree_divides_the_model, [*tp(8)], [*tp(16)], "allowed: 1, 2, 4 or 8; did you mean 8?"),
+    (tensor.tensor_parallel_degree_divides_the_model, [*tp(8), "--model.override.n_kv_heads", "2"], [*tp(6), "--model.flavor", "8B", "--model.override.n_heads", "24", "--model.override.n_kv_heads", "4", "--model.override.dim", "3072"], "n_kv_heads 4 is not divisible by 6, nor 6 by 4; allowed: 1, 2, 4"),
+    (tensor.tensor_parallel_degree_divides_the_model, [*tp(2), "--model.override.vocab_size", "258"], [*tp(4), "--model.override.vocab_size", "258"], "vocab_size 258 is not divisible by 4; allowed: 1 or 2; did you mean 2?"),
+    (tensor.tensor_parallel_degree_divides_the_model, [*tp(4), "--model.name", "qwen3_moe"], [*tp(4), "--model.name", "qwen3_moe", "--model.override.expert_hidden", "90"], "expert_hidden 90 is not divisible by 4; allowed: 1 or 2"),
+    (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2)], [*tp(2), "--training.seq_len", "33"], "allowed: multiples of 2; did you mean 32 or 34?"),
+    (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2), "--validation.seq_len", "33"], [*tp(2), "--validation.enable", "--validation.seq_len", "33"], "validation.seq_len 33: is not divisible"),
+    (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(4), "--experimental.context_parallel_degree", "2"], [*tp(4), "--experimental.context_parallel_degree", "2", "--training.seq_len", "36"], "tensor_parallel_degree 4 × context_parallel_degree 2; allowed: multiples of 8"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),

@@ -1,0 +1,69 @@
+"""Rules of tensor parallelism: what it divides must be divisible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from parallelisms.tensor_plan import UnknownParameterError, undivided
+from trainer.config.report import Problem, nearest_number
+from trainer.config.rules.model import sizes_of
+from trainer.config.schema import Config
+
+_DEGREE = "training.tensor_parallel_degree"
+_CONTEXT = "experimental.context_parallel_degree"
+
+
+def tensor_parallel_degree_divides_the_model(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """Heads, widths and the vocabulary can be divided over the ranks of a tensor group."""
+    degree, sizes = config.training.tensor_parallel_degree, sizes_of(config)
+    if degree == 1 or sizes is None:
+        return
+    try:
+        reasons = undivided(sizes, degree)
+    except UnknownParameterError as error:
+        yield Problem((_DEGREE, "model.name"), str(error), "1", value=degree)
+        return
+    if reasons:
+        right = [each for each in range(1, max(degree, _most(sizes)) + 1) if not undivided(sizes, each)]
+        overridden = [f"model.override.{name}" for name in reasons if name in config.model.override]
+        yield Problem(
+            (_DEGREE, *overridden, "model.flavor", "model.name"),
+            "; ".join(reasons.values()),
+            _either(right),
+            str(nearest_number(degree, right)),
+            degree,
+        )
+
+
+def tensor_parallel_degree_divides_the_sequence(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """Between the blocks of a layer each rank of a tensor group has an equal part of its sequences."""
+    tensor, context = config.training.tensor_parallel_degree, config.experimental.context_parallel_degree
+    if tensor == 1:
+        return
+    parts = tensor * context
+    lengths = {"training.seq_len": config.training.seq_len}
+    if config.validation.enable and config.validation.seq_len is not None:
+        lengths["validation.seq_len"] = config.validation.seq_len
+    for key, length in lengths.items():
+        if length % parts == 0:
+            continue
+        product = f"tensor_parallel_degree {tensor}"
+        if context > 1:
+            product += f" × context_parallel_degree {context}"
+        below, above = length // parts * parts, -(-length // parts) * parts
+        yield Problem(
+            (key, _DEGREE, _CONTEXT),
+            f"is not divisible by {product}",
+            f"multiples of {parts}",
+            " or ".join(str(each) for each in (below, above) if each > 0),
+            length,
+        )
+
+
+def _most(sizes: Any) -> int:
+    return int(getattr(sizes, "n_heads", 1))
+
+
+def _either(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + (" or " if len(numbers) > 1 else "") + str(numbers[-1])
