@@ -93,6 +93,15 @@ def test_state_is_predicted_exactly_and_activations_and_peak_within_a_tenth(
             assert measured.alive == pytest.approx(peak.total - peak.parameters - peak.optimizer, rel=0.1)
 
 
+@pytest.mark.parametrize(("name", "state_dtype"), [("Muon", "float32"), ("AdamW", "bfloat16")])
+def test_what_other_optimizers_keep_is_predicted_exactly(tmp_path: Path, name: str, state_dtype: str) -> None:
+    config = debug_config({"optimizer": {"name": name, "state_dtype": state_dtype}})
+    plan = make_plan(config, 2)
+    for measured in measure(config, 2, tmp_path):
+        assert measured.optimizer == plan.bytes_of_rank[0].optimizer
+    assert plan.bytes_of_rank[0].optimizer < 0.7 * make_plan(debug_config({}), 2).bytes_of_rank[0].optimizer
+
+
 def test_recomputation_and_split_backward_together_hold_what_is_predicted(tmp_path: Path) -> None:
     # What is deferred is not among autograd's tensors, so everything alive is compared.
     tables = {"experimental": pipeline("ZB-H1", microbatches=3), "activation_checkpoint": FULL}

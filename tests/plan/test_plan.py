@@ -13,7 +13,7 @@ from parallelisms.layout import Parallelism
 from parallelisms.pipeline.setting import Costs
 from tests.plan.configs import config, llama_405b
 from trainer.errors import ConfigurationError
-from trainer.plan.formats import is_recomputed
+from trainer.plan.formats import Recomputed, recomputed
 from trainer.plan.plan import make_plan
 from trainer.plan.render import render, summary
 from trainer.plan.view import view_plan
@@ -89,7 +89,7 @@ def test_layers_that_the_plan_counts_twice_are_those_that_are_computed_twice() -
     for mode, option in (("none", "2"), ("full", "2"), ("selective", "2"), ("selective", "3")):
         chosen = apply_activation_checkpointing(Transformer(sizes), mode, option)
         parallelism = Parallelism(False, False, checkpointing=mode, checkpointing_option=option)
-        counted = [name for name in sizes.modules() if is_recomputed(name, parallelism)]
+        counted = [name for name in sizes.modules() if recomputed(name, parallelism) is Recomputed.ALL]
         assert counted == [f"layers.{index}" for index in chosen]
 
 

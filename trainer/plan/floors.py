@@ -15,7 +15,7 @@ from trainer.plan.candidates import Candidate
 from trainer.plan.formats import Formats
 from trainer.plan.splits import Splits
 from trainer.plan.stages import plan_stages, stage_costs
-from trainer.plan.state import StageParameters
+from trainer.plan.state import Moments, StageParameters
 
 # Microbatches that the fullest rank holds, in pipeline ranks, where there are more microbatches than that; see the
 # pictures and the tests of the schedules. What is not here holds about as many as there are ranks.
@@ -35,12 +35,21 @@ class Floor:
 class Floors:
     """Works out floors for one model, and remembers what stages cost."""
 
-    def __init__(self, sizes: Sizes, splits: Splits, seq_len: int, formats: Formats, world_size: int) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        splits: Splits,
+        seq_len: int,
+        formats: Formats,
+        world_size: int,
+        moments: Moments,
+    ) -> None:
         self._sizes = sizes
         self._splits = splits
         self._seq_len = seq_len
         self._formats = formats
         self._world_size = world_size
+        self._moments = moments
         self._costs: dict[tuple[int, str, bool], Costs] = {}
         self._activations: dict[tuple[int, str, bool], tuple[StageActivations, ...]] = {}
         self._parameters: dict[tuple[int, int, bool], tuple[StageParameters, ...]] = {}
@@ -60,7 +69,7 @@ class Floors:
         key = (candidate.placement.stages, data_ranks, candidate.by_parameters)
         if key not in self._parameters:
             self._parameters[key] = tuple(
-                StageParameters.of(self._sizes, modules, data_ranks)
+                StageParameters.of(self._sizes, modules, data_ranks, self._moments)
                 for modules in self._split(candidate).stages
             )
         stages = [self._parameters[key][stage] for stage in owned]

@@ -10,7 +10,14 @@ from parallelisms.layout import Parallelism
 from parallelisms.pipeline.split import is_layer
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-STATE_BYTES = 4  # parameters, gradients and moments are kept in fp32
+STATE_BYTES = (
+    4  # parameters and gradients are kept in fp32, moments too unless the configuration says otherwise
+)
+
+
+def number_bytes(name: str) -> int:
+    """Of a number in the format of this name."""
+    return _BYTES[name]
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from parallelisms.pipeline.setting import Costs, Placement, Setting
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
 from trainer.plan.attention import AttentionPlan
-from trainer.plan.formats import Formats
+from trainer.plan.formats import Formats, number_bytes
 from trainer.plan.resolve import microbatches_of, resolve_layout
 from trainer.plan.stages import StagePlan, plan_stages, split_modules, stage_costs
-from trainer.plan.state import StageParameters, StateBytes, state_bytes
+from trainer.plan.state import Moments, StageParameters, StateBytes, state_bytes
 
-__all__ = ["Plan", "StagePlan", "ValidationPlan", "make_plan", "split_rows", "state_of_ranks"]
+__all__ = ["Plan", "StagePlan", "ValidationPlan", "make_plan", "moments_of", "split_rows", "state_of_ranks"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Plan:
     seq_len: int
     rows: tuple[int, ...]  # sequences of each microbatch
     accumulation: int  # runs of the schedule in one step
+    moments: Moments  # of the optimizer
     bytes_of_rank: tuple[StateBytes, ...]  # by pipeline rank
     validation: ValidationPlan | None
     notes: tuple[str, ...]
@@ -188,7 +189,8 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
         seq_len=training.seq_len,
         rows=split_rows(training.batch_size, microbatches),
         accumulation=_accumulation(config, layout),
-        bytes_of_rank=state_of_ranks(sizes, stages, placement, layout),
+        moments=moments_of(config),
+        bytes_of_rank=state_of_ranks(sizes, stages, placement, layout, moments_of(config)),
         validation=_validation(config, microbatches, scheduler),
         notes=notes,
         formats=Formats(training.mixed_precision_param, training.mixed_precision_reduce),
@@ -201,10 +203,16 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
 
 
 def state_of_ranks(
-    sizes: Any, stages: tuple[StagePlan, ...], placement: Placement, layout: Layout
+    sizes: Any,
+    stages: tuple[StagePlan, ...],
+    placement: Placement,
+    layout: Layout,
+    moments: Moments,
 ) -> tuple[StateBytes, ...]:
     """The training state of the ranks at each place of the pipeline."""
-    parameters = [StageParameters.of(sizes, stage.modules, layout.sharding_ranks) for stage in stages]
+    parameters = [
+        StageParameters.of(sizes, stage.modules, layout.sharding_ranks, moments) for stage in stages
+    ]
     return tuple(
         state_bytes([parameters[stage] for stage in placement.stages_of(rank)])
         for rank in range(layout.pipeline)
@@ -273,6 +281,12 @@ def _loss_chunk(config: Config, layout: Layout) -> int | None:
     # Gathered logits are those of all tokens.
     gathers = layout.tensor > 1 and config.training.disable_loss_parallel
     return config.training.loss_chunk if config.training.fused_loss and not gathers else None
+
+
+def moments_of(config: Config) -> Moments:
+    """What the configured optimizer keeps."""
+    optimizer = config.optimizer
+    return Moments(number_bytes(optimizer.state_dtype), muon=optimizer.name == "Muon")
 
 
 def _accumulation(config: Config, layout: Layout) -> int:

@@ -29,7 +29,7 @@ from trainer.plan.formats import Formats
 from trainer.plan.memory import forecast_memory, peak_without_checkpointing
 from trainer.plan.network import collective_traffic
 from trainer.plan.nodes import Nodes, place_in_nodes
-from trainer.plan.plan import Plan, make_plan, state_of_ranks
+from trainer.plan.plan import Plan, make_plan, moments_of, state_of_ranks
 from trainer.plan.proposal import Proposal, SearchResult, best, usable_memory
 from trainer.plan.resolve import resolve_layout
 from trainer.plan.speed import EFFICIENCY, Bandwidths, bandwidths, costs_in_seconds, exposed_collectives
@@ -87,7 +87,9 @@ class _Search:
         self._sequences = sequences_per_step(config, world_size)
         self._splits = Splits(self._sizes, training.seq_len)
         formats = Formats(training.mixed_precision_param, training.mixed_precision_reduce)
-        self._floors = Floors(self._sizes, self._splits, training.seq_len, formats, world_size)
+        self._floors = Floors(
+            self._sizes, self._splits, training.seq_len, formats, world_size, moments_of(config)
+        )
         self._work = 0
         self._planned = 0
 
@@ -235,7 +237,7 @@ class _Search:
 def _with_shards(plan: Plan, replicate: int, shard: int) -> Plan:
     """The plan with its data-parallel ranks split otherwise; its schedule does not depend on that."""
     layout = Layout(plan.layout.pipeline, replicate, shard)
-    state = state_of_ranks(plan.sizes, plan.stages, plan.schedule.placement, layout)
+    state = state_of_ranks(plan.sizes, plan.stages, plan.schedule.placement, layout, plan.moments)
     return replace(plan, layout=layout, bytes_of_rank=state)
 
 

@@ -26,6 +26,24 @@ class StateBytes:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """What the optimizer keeps: `bytes` of a running mean of one number; two of them, or with `muon` one of the
+    numbers in the matrices of layers."""
+
+    bytes: int = STATE_BYTES
+    muon: bool = False
+
+    def of(self, layers: Sequence[ParameterGroup], rest: ParameterGroup) -> int:
+        """Bytes on a rank. Adam also counts its steps, once for each parameter."""
+        means = 2 * (rest.share + sum(group.share for group in layers))
+        counts = rest.tensors + sum(group.tensors for group in layers)
+        if self.muon:
+            means -= sum(group.matrices_share for group in layers)
+            counts -= sum(group.matrices for group in layers)
+        return means * self.bytes + counts * STATE_BYTES
+
+
+@dataclass(frozen=True)
 class ParameterGroup:
     """What FSDP gathers and reduces at once: the parameters of one layer, or all that are in no layer.
 
@@ -34,12 +52,15 @@ class ParameterGroup:
         share: numbers of it on each of the shard ranks, rows rounded up to be equal on all.
         tensors: how many parameters it has.
         largest: numbers in the largest of them.
+        matrices, matrices_share: the same of those that are matrices, or stacks of them.
     """
 
     whole: int
     share: int
     tensors: int
     largest: int
+    matrices: int
+    matrices_share: int
 
     @classmethod
     def of(cls, shapes: Iterable[tuple[int, ...]], shard: int) -> ParameterGroup:
@@ -47,7 +68,15 @@ class ParameterGroup:
         listed = list(shapes)
         wholes = [math.prod(shape) for shape in listed]
         shares = [-(-shape[0] // shard) * math.prod(shape[1:]) for shape in listed]
-        return cls(sum(wholes), sum(shares), len(listed), max(wholes, default=0))
+        matrices = [share for shape, share in zip(listed, shares, strict=True) if len(shape) >= 2]
+        return cls(
+            sum(wholes),
+            sum(shares),
+            len(listed),
+            max(wholes, default=0),
+            len(matrices),
+            sum(matrices),
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +85,7 @@ class StageParameters:
 
     layers: tuple[ParameterGroup, ...]
     rest: ParameterGroup
+    moments: Moments = Moments()
 
     @property
     def groups(self) -> tuple[ParameterGroup, ...]:
@@ -77,11 +107,10 @@ class StageParameters:
     def state(self) -> StateBytes:
         """What the fullest of its shard ranks keeps.
 
-        Parameters, gradients and both moments of Adam are in fp32 and divided among the shard ranks; Adam
-        counts its steps once for each parameter.
+        Parameters and gradients are in fp32, and with what the optimizer keeps divided among the shard ranks.
         """
-        moments = (2 * self.share + self.tensors) * STATE_BYTES
-        return StateBytes(self.share * STATE_BYTES, self.share * STATE_BYTES, moments)
+        kept = self.moments.of(self.layers, self.rest)
+        return StateBytes(self.share * STATE_BYTES, self.share * STATE_BYTES, kept)
 
     @property
     def largest_layer(self) -> int:
@@ -89,7 +118,9 @@ class StageParameters:
         return max((group.whole for group in self.layers), default=0)
 
     @classmethod
-    def of(cls, sizes: Sizes, modules: Sequence[str], shard: int) -> StageParameters:
+    def of(
+        cls, sizes: Sizes, modules: Sequence[str], shard: int, moments: Moments = Moments()
+    ) -> StageParameters:
         layers = [name for name in modules if is_layer(name)]
         others = [name for name in modules if not is_layer(name)]
         # Layers of one shape are one object: a large model has hundreds of them.
@@ -101,7 +132,7 @@ class StageParameters:
                 groups[shapes] = ParameterGroup.of(shapes, shard)
             found.append(groups[shapes])
         rest = held_shapes(sizes, others).values()
-        return cls(tuple(found), ParameterGroup.of(rest, shard))
+        return cls(tuple(found), ParameterGroup.of(rest, shard), moments)
 
 
 def state_bytes(stages: Sequence[StageParameters]) -> StateBytes:
