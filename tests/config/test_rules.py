@@ -10,7 +10,17 @@ import pytest
 from tests.config.reports import config_of, report_of, rules_broken
 from trainer.config.load import load
 from trainer.config.machine import Machine
-from trainer.config.rules import checkpoint, collect, data, machine, model, notices, pipeline, tensor, training
+from trainer.config.rules import (
+    checkpoint,
+    collect,
+    data,
+    machine,
+    model,
+    notices,
+    pipeline,
+    tensor,
+    training,
+)
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
