@@ -11,6 +11,7 @@ from tests.config.reports import config_of, report_of, rules_broken
 from trainer.config.load import load
 from trainer.config.machine import Machine
 from trainer.config.rules import (
+    attention,
     checkpoint,
     collect,
     data,
@@ -56,6 +57,7 @@ CASES = [
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2)], [*tp(2), "--training.seq_len", "33"], "allowed: multiples of 2; did you mean 32 or 34?"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2), "--validation.seq_len", "33"], [*tp(2), "--validation.enable", "--validation.seq_len", "33"], "validation.seq_len 33: is not divisible"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(4), "--experimental.context_parallel_degree", "2"], [*tp(4), "--experimental.context_parallel_degree", "2", "--training.seq_len", "36"], "tensor_parallel_degree 4 × context_parallel_degree 2; allowed: multiples of 8"),
+    (attention.attention_kernel_spans_context_ranks, ["--model.attention", "flex"], ["--model.attention", "flex", "--experimental.context_parallel_degree", "2"], "context parallelism by allgather has a kernel of its own; allowed: auto or sdpa, or"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),
