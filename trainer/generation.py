@@ -1,61 +1,139 @@
-"""Text from a model: one token after the other, each drawn from the model's distribution.
+"""Text from a model: prompts are continued one token after the other, several at once.
 
-Temperature, top-k (Fan et al. 2018, arXiv 1805.04833) and top-p (Holtzman et al. 2019, arXiv 1904.09751) are
-applied in this order, as is customary.
+Prompts of unequal length are padded on the left, so that the next token of all of them is in the last column. Padding
+is a document of its own: no prompt sees it, and positions begin at 0 where the prompt begins. So each text of a batch
+is the one that its prompt alone would get.
+
+    padding   prompt            continuation
+    .  .  .   a0 a1 a2          a3 a4 a5 ...
+              b0 b1 b2 b3 b4 b5 b6 b7 b8 ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 from torch import Tensor
 
+from models.layers.attend import Attend
+from models.layers.attention_kernels import Sight
 from models.layers.decoder import Decoder
-from trainer.data.tokenizer import Tokenizer
+from models.layers.sequences import Sequences
+from trainer.sampling import Sampling, draw
+
+_PREFILL_TOKENS = 2048  # of prompts that are computed at once: each has logits, and a row of the mask
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. Temperature 0 takes the most likely one; None switches a limit off."""
+class Continuation:
+    """A batch of prompts that are being continued.
 
-    temperature: float = 0.8
-    top_k: int | None = None  # only among this many of the most likely
-    top_p: float | None = None  # only among the fewest that together have this probability
-
-
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw one token of each sequence.
-
-    Args:
-        logits: (B, V).
-        sampling: temperature and limits.
-        generator: on the device of the logits.
-
-    Returns:
-        (B, 1), int64.
+    Every prompt has draws of its own, which follow from its seed: what is drawn does not depend on the others.
     """
-    if sampling.temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    return torch.multinomial(probabilities(logits, sampling), 1, generator=generator)
 
+    def __init__(
+        self,
+        model: Decoder,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stop: Set[int] = frozenset(),
+        *,
+        use_cache: bool = True,
+    ) -> None:
+        """
+        Args:
+            model: a whole model.
+            prompts: the tokens of each, at least one.
+            max_new_tokens: how many tokens each gets at most.
+            sampling: how tokens are drawn.
+            seeds: of the draws of each prompt.
+            stop: tokens that end a text; they are not part of it.
+            use_cache: keep keys and values; without, every token is computed again for each new one.
 
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that tokens are drawn from, (B, V) in fp32; the temperature must be above 0."""
-    logits = logits.float() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        least = logits.topk(sampling.top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    likelihood = logits.softmax(-1)
-    if sampling.top_p is None:
-        return likelihood
-    ordered, order = likelihood.sort(dim=-1, descending=True)
-    # A token is superfluous if those before it suffice; so the most likely one always stays.
-    superfluous = ordered.cumsum(-1) - ordered >= sampling.top_p
-    ordered = ordered.masked_fill(superfluous, 0.0)
-    kept = torch.zeros_like(likelihood).scatter(-1, order, ordered)
-    return kept / kept.sum(-1, keepdim=True)
+        Raises:
+            ValueError: a prompt has no token.
+        """
+        if not all(prompts):
+            raise ValueError("every prompt needs at least one token, if only the begin token")
+        parameter = next(model.parameters())
+        self._model = model
+        self._sampling = sampling
+        self._stop = stop
+        self._left = max_new_tokens
+        self._going = [True] * len(prompts)
+        self._generators = [torch.Generator(parameter.device).manual_seed(seed) for seed in seeds]
+        longest = max(map(len, prompts))
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=parameter.device)
+        padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        self._tokens = torch.tensor(padded, device=parameter.device)  # (B, all so far)
+        self._padding = padding if longest != min(map(len, prompts)) else None
+        self._dtype = parameter.dtype
+        self._cache = None
+        if use_cache:
+            capacity = longest + max_new_tokens
+            self._cache = model.new_cache(len(prompts), capacity, parameter.dtype, parameter.device)
+
+    @property
+    def done(self) -> bool:
+        """Whether no text goes on."""
+        return self._left == 0 or not any(self._going)
+
+    def end(self, index: int) -> None:
+        """The text of the prompt of this index has ended, for a reason of the caller's."""
+        self._going[index] = False
+
+    def step(self) -> list[int | None]:
+        """The next token of each prompt; None for those whose text has ended."""
+        with torch.inference_mode():
+            drawn = self._draw(self._last_logits())
+            self._tokens = torch.cat((self._tokens, drawn), dim=1)
+        self._left -= 1
+        tokens: list[int] = drawn.flatten().tolist()
+        self._going = [
+            going and token not in self._stop for going, token in zip(self._going, tokens, strict=True)
+        ]
+        return [token if going else None for going, token in zip(self._going, tokens, strict=True)]
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """(B, V) to (B, 1)."""
+        if self._sampling.temperature == 0:
+            return draw(logits, self._sampling, self._generators[0])
+        rows = zip(logits.split(1), self._generators, strict=True)
+        return torch.cat([draw(row, self._sampling, generator) for row, generator in rows])
+
+    def _last_logits(self) -> Tensor:
+        """Of the token that comes next, (B, V)."""
+        if self._cache is None:
+            return self._model(self._tokens, self._sequences(0, self._tokens.shape[1]))[:, -1]
+        computed = self._cache.length
+        logits = self._tokens
+        portion = max(1, _PREFILL_TOKENS // len(self._tokens))
+        for tokens in self._tokens[:, computed:].split(portion, dim=1):
+            sequences = self._sequences(self._cache.length, tokens.shape[1])
+            logits = self._model(tokens, sequences, self._cache)[:, -1]
+        return logits
+
+    def _sequences(self, past: int, length: int) -> Sequences:
+        """Of the tokens of so many columns after the first `past`."""
+        columns = torch.arange(past + length, device=self._tokens.device)
+        if self._padding is None:
+            return Sequences(columns[past:])
+        documents = (columns >= self._padding.unsqueeze(1)).int()  # (B, all of them): 0 is padding
+        positions = (columns[past:] - self._padding.unsqueeze(1)).clamp(min=0)
+        if self._cache is None:
+            return Sequences(positions, documents)
+        # With a cache there are more keys than queries: a mask tells what documents cannot.
+        rows = len(self._tokens)
+        attends = {each.window: each for each in self._model.modules() if isinstance(each, Attend)}
+        masks = {
+            window: attend.kernel.mask(
+                Sight(rows, length, past + length, window, documents, self._dtype, documents.device)
+            )
+            for window, attend in attends.items()
+        }
+        return Sequences(positions, masks=masks)
 
 
 def generate(
@@ -64,66 +142,13 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling,
     seed: int = 0,
-    stop: int | None = None,
+    stop: Set[int] = frozenset(),
     *,
     use_cache: bool = True,
 ) -> Iterator[int]:
-    """Yield new tokens as they are drawn.
-
-    Args:
-        model: a whole model.
-        prompt: at least one token.
-        max_new_tokens: how many tokens to yield at most.
-        sampling: how tokens are drawn.
-        seed: of the draws.
-        stop: the token that ends a text; it is not yielded.
-        use_cache: keep keys and values; without, every token is computed again for each new one.
-    """
-    if not prompt:
-        raise ValueError("the prompt needs at least one token, if only the begin token")
-    parameter = next(model.parameters())
-    generator = torch.Generator(parameter.device).manual_seed(seed)
-    tokens = torch.tensor([list(prompt)], device=parameter.device)
-    cache = None
-    if use_cache:
-        cache = model.new_cache(1, len(prompt) + max_new_tokens, parameter.dtype, parameter.device)
-    for _ in range(max_new_tokens):
-        with torch.inference_mode():  # not around the yield, which would leave it on in the caller's code
-            token = draw(model(tokens, cache=cache)[:, -1], sampling, generator)
-            tokens = token if use_cache else torch.cat((tokens, token), dim=1)
-        number = int(token)
-        if number == stop:
-            return
-        yield number
-
-
-class TextStream:
-    """Text of tokens that come one at a time.
-
-    A token need not be whole characters, and its text may depend on the one before it (a leading blank, for
-    instance), so the last tokens are decoded again with each new one and the difference is given out. A
-    character that is not complete yet is held back.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []  # tokens whose text has been given out; needed before the next ones
-        self._held: list[int] = []
-
-    def add(self, token: int) -> str:
-        """The text that this token completes; may be empty."""
-        self._held.append(token)
-        text = self._text()
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._held) < 8:
-            return ""  # most likely the first bytes of a character; none has more than 4
-        self._context, self._held = self._held, []
-        return text
-
-    def rest(self) -> str:
-        """The text of what is still held back."""
-        text, self._held = self._text(), []
-        return text
-
-    def _text(self) -> str:
-        given_out = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._held)[len(given_out) :]
+    """Yield the new tokens of one prompt as they are drawn; see `Continuation`."""
+    text = Continuation(model, [prompt], max_new_tokens, sampling, [seed], stop, use_cache=use_cache)
+    while not text.done:
+        (token,) = text.step()
+        if token is not None:
+            yield token

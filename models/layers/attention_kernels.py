@@ -38,7 +38,7 @@ class Sight:
         queries: tokens that see (T), the last ones of the keys.
         keys: tokens that are seen (S).
         window: a query sees so many keys at most, its own included; None: no limit.
-        documents: (B, S), see `models.layers.sequences`, where T = S; None: each sequence is one.
+        documents: (B, S), see `models.layers.sequences`; not for `Flash` where T < S. None: each sequence is one.
         dtype: of queries and keys.
         device: where they are.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from models.initialize import initialize_parameters
 from models.llama.model import Transformer
 from trainer.checkpoint.manifest import Contents, Manifest, describe_files, write_manifest
 from trainer.checkpoint.storage import files_of_rank, write_tensors
-from trainer.checkpoint.weights import find_trained_model, load_model
+from trainer.checkpoint.weights import find_trained_model
 from trainer.commands.generate import run
 from trainer.data.tokenizer import train_sentencepiece
 from trainer.errors import ConfigurationError, ExitCode
+from trainer.inference import find_model
 
 CONFIG = """
 [model]
@@ -64,7 +67,7 @@ def run_folder(made: Path, tmp_path: Path) -> Path:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    return load_model(find_trained_model(path), torch.device("cpu")).state_dict()
+    return find_model(path).load().model.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,64 @@ def test_the_text_goes_to_standard_output_and_the_same_seed_gives_the_same(
     assert texts[0] == texts[1]
     assert texts[0].startswith("def ")
     assert len(texts[0]) > len("def \n")
+
+
+def test_several_prompts_come_in_their_order_each_as_it_would_alone(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(*arguments: str) -> str:
+        always = ["--checkpoint", str(run_folder), "--max-new-tokens", "6", "--temperature", "0.9"]
+        assert run([*always, *arguments]) == ExitCode.DONE
+        return capsys.readouterr().out
+
+    prompts = ["def main(", "x", "a long prompt of its own"]
+    alone = [written("--prompt", prompt, "--seed", str(seed)) for seed, prompt in enumerate(prompts)]
+    expected = "".join(f"--- {i} of 3\n{text}" for i, text in enumerate(alone, 1))
+    file = tmp_path / "prompts"
+    file.write_text("\n".join(prompts[1:]) + "\n")
+    assert written("--prompt", prompts[0], "--prompts", str(file)) == expected
+    assert written("--prompt", prompts[0], "--prompts", str(file), "--batch-size", "2") == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO(file.read_text()))
+    lines = [
+        json.loads(line) for line in written("--prompt", prompts[0], "--prompts", "-", "--json").splitlines()
+    ]
+    assert [line["prompt"] for line in lines] == prompts
+    assert [line["prompt"] + line["text"] + "\n" for line in lines] == alone
+    monkeypatch.setattr("sys.stdin", io.StringIO(prompts[0]))
+    assert written("--prompt", "-") == alone[0]
+
+
+def test_prompts_that_cannot_be_read_are_an_error_in_one_line(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--checkpoint", str(run_folder), "--prompts", "/nonexistent"]) == ExitCode.WRONG_CONFIGURATION
+    assert "--prompts /nonexistent: cannot be read" in capsys.readouterr().err
+
+
+def test_a_stop_token_of_ones_own_ends_the_text(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--checkpoint",
+        str(run_folder),
+        "--prompt",
+        "x",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "9",
+    ]
+    assert run(arguments) == ExitCode.DONE
+    first = capsys.readouterr().out.encode()[1]
+    assert run([*arguments, "--stop-token", str(first)]) == ExitCode.DONE
+    said = capsys.readouterr()
+    assert said.out == "x\n"
+    assert "0 tokens" in said.err
+
+
+def test_parameters_are_in_the_number_format_that_is_asked_for(run_folder: Path) -> None:
+    exact = find_model(run_folder).load("float32").model.state_dict()
+    for name, value in find_model(run_folder).load("bfloat16").model.state_dict().items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, exact[name].bfloat16())
 
 
 def test_no_prompt_is_needed_and_more_tokens_than_trained_with_are_remarked_on(

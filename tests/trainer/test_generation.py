@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, draws follow the limits, text streams in whole characters."""
+"""Generation: neither the cache nor other prompts beside it change a text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import registry
 from models.initialize import initialize_parameters
 from models.layers.cache import CacheFull
+from models.layers.decoder import Decoder
 from models.llama.model import Transformer
 from models.llama.sizes import LlamaSizes
 from models.sizes import RopeScaling
-from trainer.data.tokenizer import ByteTokenizer
-from trainer.generation import Sampling, TextStream, draw, generate, probabilities
+from tests.distributed.tiny_families import FAMILIES
+from trainer.generation import Continuation, generate
+from trainer.sampling import Sampling
 
 TINY = LlamaSizes(
     dim=32,
@@ -75,7 +78,7 @@ def test_the_seed_alone_decides_the_draws(model: Transformer) -> None:
 def test_the_stop_token_ends_the_text_and_is_not_part_of_it(model: Transformer) -> None:
     text = list(generate(model, [1], 20, Sampling(1.0)))
     stop = text[7]
-    assert list(generate(model, [1], 20, Sampling(1.0), stop=stop)) == text[: text.index(stop)]
+    assert list(generate(model, [1], 20, Sampling(1.0), stop={stop})) == text[: text.index(stop)]
 
 
 def test_the_callers_gradient_mode_is_left_alone(model: Transformer) -> None:
@@ -87,6 +90,8 @@ def test_the_callers_gradient_mode_is_left_alone(model: Transformer) -> None:
 def test_a_prompt_of_no_tokens_is_refused(model: Transformer) -> None:
     with pytest.raises(ValueError, match="at least one token"):
         next(generate(model, [], 1, GREEDY))
+    with pytest.raises(ValueError, match="at least one token"):
+        Continuation(model, [[1], []], 1, GREEDY, [0, 0])
 
 
 def test_a_full_cache_is_refused(model: Transformer) -> None:
@@ -96,62 +101,64 @@ def test_a_full_cache_is_refused(model: Transformer) -> None:
         model(torch.zeros(1, 2, dtype=torch.long), cache=cache)
 
 
-LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
+def all_texts(texts: Continuation, prompts: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(prompts)]
+    while not texts.done:
+        for text, token in zip(found, texts.step(), strict=True):
+            if token is not None:
+                text.append(token)
+    return found
 
 
-def test_top_k_keeps_the_k_most_likely() -> None:
-    kept = probabilities(LOGITS, Sampling(1.0, top_k=2))
-    torch.testing.assert_close(kept, torch.tensor([[2.0, -torch.inf, 1.0, -torch.inf]]).softmax(-1))
-    assert torch.equal(probabilities(LOGITS, Sampling(1.0, top_k=99)), LOGITS.softmax(-1))
+@settings(max_examples=25, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=9), min_size=1, max_size=5),
+    sampling=st.sampled_from([GREEDY, Sampling(1.0), Sampling(0.7, top_k=10, top_p=0.9)]),
+    use_cache=st.booleans(),
+    stop=st.sets(st.integers(0, 60), max_size=5),
+)
+def test_each_text_of_a_batch_is_that_of_its_prompt_alone(
+    prompts: list[list[int]], sampling: Sampling, use_cache: bool, stop: set[int]
+) -> None:
+    model = Transformer(TINY)
+    initialize_parameters(model, 0)
+    seeds = range(7, 7 + len(prompts))
+    texts = Continuation(model, prompts, 8, sampling, seeds, stop, use_cache=use_cache)
+    alone = [list(generate(model, p, 8, sampling, s, stop)) for p, s in zip(prompts, seeds, strict=True)]
+    assert all_texts(texts, len(prompts)) == alone
 
 
-def test_top_p_keeps_the_fewest_tokens_that_suffice() -> None:
-    # Probabilities 0.64, 0.09, 0.24, 0.03.
-    assert (probabilities(LOGITS, Sampling(1.0, top_p=0.6)) > 0).tolist() == [[True, False, False, False]]
-    assert (probabilities(LOGITS, Sampling(1.0, top_p=0.7)) > 0).tolist() == [[True, False, True, False]]
-    assert (probabilities(LOGITS, Sampling(1.0, top_p=1e-9)) > 0).sum() == 1
-    torch.testing.assert_close(probabilities(LOGITS, Sampling(1.0, top_p=1.0)), LOGITS.softmax(-1))
+def family_model(family: str) -> Decoder:
+    sizes = registry.configured_sizes(family, "debug", "rmsnorm", FAMILIES[family])
+    model = registry.family(family).build(sizes)
+    initialize_parameters(model, 0)
+    return model.eval()
 
 
-def test_a_low_temperature_sharpens_and_draws_follow_the_distribution() -> None:
-    assert probabilities(LOGITS, Sampling(0.1))[0, 0] > 0.9999
-    draws = draw(LOGITS.expand(4000, 4), Sampling(1.0), torch.Generator().manual_seed(0))
-    frequencies = torch.bincount(draws.flatten(), minlength=4) / 4000
-    torch.testing.assert_close(frequencies, LOGITS.softmax(-1)[0], rtol=0, atol=0.03)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_every_family_neither_the_cache_nor_the_batch_changes_a_text(family: str) -> None:
+    model = family_model(family)
+    prompts = [[5, 6, 7, 8], [9], [1, 2]]
+    alone = [list(generate(model, prompt, 12, GREEDY, use_cache=False)) for prompt in prompts]
+    assert len({tuple(text) for text in alone}) == 3
+    for use_cache in (True, False):
+        texts = Continuation(model, prompts, 12, GREEDY, [0, 0, 0], use_cache=use_cache)
+        assert all_texts(texts, 3) == alone
 
 
-@given(st.text(max_size=30))
-def test_streamed_text_is_the_text_and_comes_in_whole_characters(text: str) -> None:
-    tokenizer = ByteTokenizer()
-    stream = TextStream(tokenizer)
-    pieces = [stream.add(token) for token in tokenizer.encode(text, bos=True, eos=False)]
-    expected = tokenizer.decode(tokenizer.encode(text, bos=True, eos=False))
-    assert "".join(pieces) + stream.rest() == expected
-    assert all(len(piece) <= 1 for piece in pieces) or "\N{REPLACEMENT CHARACTER}" in expected
+def test_prompts_that_are_computed_in_portions_get_the_same_text(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [list(range(1, 18)), [3, 4], list(range(30, 42))]
+    whole = all_texts(Continuation(model, prompts, 6, GREEDY, [0] * 3), 3)
+    monkeypatch.setattr("trainer.generation._PREFILL_TOKENS", 12)
+    assert all_texts(Continuation(model, prompts, 6, GREEDY, [0] * 3), 3) == whole
 
 
-def test_bytes_that_are_no_character_do_not_hold_the_text_back_for_ever() -> None:
-    stream = TextStream(ByteTokenizer())
-    pieces = [stream.add(0xFF) for _ in range(20)]
-    assert "".join(pieces) + stream.rest() == "\N{REPLACEMENT CHARACTER}" * 20
-    assert any(pieces)
-
-
-def test_words_keep_their_blanks_where_a_decoder_drops_the_first() -> None:
-    class Words:
-        """Decodes like sentencepiece: a blank before each word, that of the first word dropped."""
-
-        vocab_size, bos_id, eos_id = 3, None, None
-        words = ("one", "two", "three")
-
-        def encode(self, text: str, bos: bool, eos: bool) -> list[int]:
-            return [self.words.index(word) for word in text.split()]
-
-        def encode_batch(self, texts: list[str]) -> list[list[int]]:
-            return [self.encode(text, False, False) for text in texts]
-
-        def decode(self, ids: list[int]) -> str:
-            return " ".join(self.words[i] for i in ids)
-
-    stream = TextStream(Words())
-    assert [stream.add(i) for i in (0, 1, 2)] == ["one", " two", " three"]
+def test_a_text_that_its_reader_ends_gets_no_more_tokens(model: Transformer) -> None:
+    texts = Continuation(model, [[1], [2]], 5, GREEDY, [0, 0])
+    assert None not in texts.step()
+    texts.end(0)
+    assert [token is None for token in texts.step()] == [True, False]
+    texts.end(1)
+    assert texts.done
