@@ -14,6 +14,7 @@ from trainer.config.rules import (
     attention,
     checkpoint,
     collect,
+    context,
     data,
     machine,
     model,
@@ -30,6 +31,14 @@ INTERLEAVED = (f"{PP}schedule", "Interleaved1F1B")
 
 def ranks(count: int) -> tuple[str, str]:
     return (f"{PP}degree", str(count))
+
+
+def cp(degree: int, *keys: str) -> tuple[str, ...]:
+    """Context ranks; further keys in pairs, without the beginning that they share."""
+    more = [
+        f"--experimental.context_parallel_{key}" if index % 2 == 0 else key for index, key in enumerate(keys)
+    ]
+    return ("--experimental.context_parallel_degree", str(degree), *more)
 
 
 def tp(degree: int) -> tuple[str, str]:
@@ -58,6 +67,12 @@ CASES = [
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2), "--validation.seq_len", "33"], [*tp(2), "--validation.enable", "--validation.seq_len", "33"], "validation.seq_len 33: is not divisible"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(4), "--experimental.context_parallel_degree", "2"], [*tp(4), "--experimental.context_parallel_degree", "2", "--training.seq_len", "36"], "tensor_parallel_degree 4 × context_parallel_degree 2; allowed: multiples of 8"),
     (attention.attention_kernel_spans_context_ranks, ["--model.attention", "flex"], ["--model.attention", "flex", "--experimental.context_parallel_degree", "2"], "context parallelism by allgather has a kernel of its own; allowed: auto or sdpa, or"),
+    (context.context_parallel_degree_divides_the_sequence, [*cp(4), "--training.seq_len", "40"], [*cp(4), "--training.seq_len", "36"], "training.seq_len 36: is not divisible into 8 chunks (2 for each of 4 context ranks); allowed: multiples of 8; did you mean 32 or 40?"),
+    (context.context_parallel_degree_divides_the_sequence, [*cp(4, "load_balancer", "none"), "--training.seq_len", "36"], [*cp(4, "load_balancer", "none"), "--training.seq_len", "34"], "into 4 chunks (1 for each"),
+    (context.context_parallel_degree_divides_the_sequence, [*cp(2), "--validation.seq_len", "34"], [*cp(2), "--validation.enable", "--validation.seq_len", "34"], "validation.seq_len 34: is not divisible"),
+    (context.context_parallel_degree_divides_the_sequence, [*cp(2), *tp(3), "--training.seq_len", "33"], [*cp(2), *tp(3), "--training.seq_len", "18"], "allowed: multiples of 12; did you mean 12 or 24?"),
+    (context.ulysses_divides_the_heads, cp(8, "rotate_method", "ulysses"), cp(3, "rotate_method", "ulysses"), "cannot divide 8 heads, 4 of them of keys and values, over 3 context ranks; allowed: allgather, alltoall, or experimental.context_parallel_degree 1 or 2 or 4 or 8"),
+    (context.ulysses_divides_the_heads, [*cp(4, "rotate_method", "ulysses"), *tp(2)], [*cp(8, "rotate_method", "ulysses"), *tp(2)], "cannot divide 4 heads, 2 of them of keys and values, of a tensor rank (of 2) over 8 context ranks"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.report import Problem, raise_for
-from trainer.config.rules import attention, blocks, checkpoint, data, machine, model, pipeline, tensor, training
+from trainer.config.rules import (
+    attention,
+    blocks,
+    checkpoint,
+    context,
+    data,
+    machine,
+    model,
+    pipeline,
+    tensor,
+    training,
+)
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
@@ -23,6 +34,8 @@ RULES: tuple[Rule, ...] = (
     attention.attention_kernel_spans_context_ranks,
     tensor.tensor_parallel_degree_divides_the_model,
     tensor.tensor_parallel_degree_divides_the_sequence,
+    context.context_parallel_degree_divides_the_sequence,
+    context.ulysses_divides_the_heads,
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
