@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from trainer.errors import ExitCode, StagelineError
@@ -27,18 +26,18 @@ def run(argv: list[str]) -> int:
     import torch
 
     from trainer.checkpoint.weights import find_trained_model
-    from trainer.weights.bar import progress_bar
+    from trainer.weights.console import note, progress_bar
     from trainer.weights.exporting import plan_export, write_folder
 
     try:
         trained = find_trained_model(arguments.checkpoint)
         for problem in trained.passed_over:
-            _note(f"passed over: {problem}")
+            note(f"passed over: {problem}")
         export = plan_export(trained, getattr(torch, arguments.dtype) if arguments.dtype else None)
         with progress_bar("exporting", export.size) as progress:
-            write_folder(export, arguments.folder, arguments.shard_size, progress, _note)
+            write_folder(export, arguments.folder, arguments.shard_size, progress, note)
     except StagelineError as error:
-        _note(f"stageline export-hf: {error}")
+        note(f"stageline export-hf: {error}")
         return error.exit_code
     print(f"{arguments.folder}: {trained.step_folder} ({export.size / 1e9:.3g} GB)")
     return ExitCode.DONE
@@ -67,7 +66,3 @@ def _size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"expected a size like 500MB, 5GB or 2GiB, got {text!r}")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

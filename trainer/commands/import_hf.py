@@ -11,39 +11,20 @@ that was interrupted goes on when it is started again. docs/weights.md says more
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-
-from trainer.errors import ExitCode, StagelineError
 
 
 def run(argv: list[str]) -> int:
     """Import as the arguments say. Returns the exit code: 2 if the folder holds no model that Stageline has."""
     arguments = _parse(argv)
     # Imports torch: only once the command line is known to be right.
-    from trainer.weights.bar import progress_bar
+    from trainer.weights.console import run_import
     from trainer.weights.hugging_face import open_model
-    from trainer.weights.importing import from_hugging_face, write_run_folder
+    from trainer.weights.importing import from_hugging_face
 
-    try:
-        imported = from_hugging_face(open_model(arguments.folder))
-        with progress_bar("importing", imported.size) as progress:
-            write_run_folder(imported, arguments.out, progress, _note)
-    except StagelineError as error:
-        _note(f"stageline import-hf: {error}")
-        return error.exit_code
-    named = imported.named
-    parameters = named.sizes.parameter_count() / 1e9
-    print(f"{arguments.out}: {named.name} {named.flavor}, {parameters:.3g} billion parameters")
-    if named.override:
-        print(
-            f"with model.override: {', '.join(f'{key} = {value}' for key, value in named.override.items())}"
-        )
-    if not imported.tokenizer_files:
-        print(
-            f"{arguments.folder} holds no tokenizer; set model.tokenizer_path in {arguments.out}/config.toml"
-        )
-    return ExitCode.DONE
+    return run_import(
+        "stageline import-hf", lambda: from_hugging_face(open_model(arguments.folder)), arguments.out
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -53,7 +34,3 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the Hugging Face folder")
     parser.add_argument("out", type=Path, metavar="OUT", help="the run folder to be made")
     return parser.parse_args(argv)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -16,7 +16,17 @@ from trainer import __version__
 from trainer.config.report import nearest
 from trainer.errors import ExitCode, StagelineError
 
-COMMANDS = ("plan", "check", "timeline", "report", "generate", "prepare", "import-hf", "export-hf")
+COMMANDS = (
+    "plan",
+    "check",
+    "timeline",
+    "report",
+    "generate",
+    "prepare",
+    "import-hf",
+    "import-meta",
+    "export-hf",
+)
 
 _INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 _USAGE = "Usage: stageline COMMAND [arguments]; stageline COMMAND --help says more"

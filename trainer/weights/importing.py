@@ -17,6 +17,7 @@ from trainer.errors import ConfigurationError, StagelineError
 from trainer.run_folder import RunFolder
 from trainer.weights.checkpoint_writer import FILE_BYTES, Progress, write_weights
 from trainer.weights.hugging_face import HuggingFaceModel
+from trainer.weights.meta import PARAMS_NAME, MetaModel
 from trainer.weights.naming import Named, name_of
 from trainer.weights.source import WeightSource
 from trainer.weights.staging import Staging
@@ -58,6 +59,13 @@ def from_hugging_face(model: HuggingFaceModel) -> Import:
         [path for path in tokenizer_files if path.is_file()],
         [path for path in [folder.path / GENERATION_CONFIG] if path.is_file()],
     )
+
+
+def from_meta(model: MetaModel) -> Import:
+    """What is imported of a folder of Meta's."""
+    files = [model.path / PARAMS_NAME, *sorted(model.path.glob("consolidated.*.pth"))]
+    tokenizer = model.path / "tokenizer.model"
+    return Import(model.source, name_of(model.sizes), files, [tokenizer] if tokenizer.is_file() else [])
 
 
 def write_run_folder(
