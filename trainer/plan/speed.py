@@ -102,7 +102,7 @@ def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEst
 def costs_in_seconds(plan: Plan, accelerator: Accelerator, speeds: Bandwidths) -> Costs:
     """Seconds of each stage's work on one microbatch of the largest size, and of a message."""
     assert accelerator.peak_flops is not None
-    tokens = max(plan.rows) * plan.seq_len
+    tokens = max(plan.rows) * plan.rank_seq_len
     costs = scaled(stage_costs(plan.stages), tokens / (accelerator.peak_flops * EFFICIENCY))
     message = tokens * plan.sizes.dim * plan.formats.compute_bytes / speeds.pipeline
     return Costs(costs.forward, costs.backward_input, costs.backward_weight, message)

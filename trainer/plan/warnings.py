@@ -113,7 +113,12 @@ def _holds_all_microbatches(plan: Plan) -> str | None:
 
 def _whole_gradients(plan: Plan) -> str | None:
     runs = plan.microbatches * plan.accumulation
-    if not plan.parallelism.sharded or plan.parallelism.keep_gathered or runs == 1 or plan.layout.shard == 1:
+    if (
+        not plan.parallelism.sharded
+        or plan.parallelism.keep_gathered
+        or runs == 1
+        or plan.layout.sharding_ranks == 1
+    ):
         return None
     size = plan.parameters * (plan.formats.compute_bytes + plan.formats.reduction_bytes)
     if plan.parameters < _LARGE_MODEL:
