@@ -161,7 +161,7 @@ enable_float8_linear = false
         ("--experimental.enable_compiled_autograd", "allowed: false"),
         ("--float8.enable_float8_linear", "known from torchtitan"),
         ("--model.converters [\"float8\"]", "allowed: []"),
-        ("--checkpoint.initial_load_in_hf_quantized", "known from torchtitan"),
+        ("--checkpoint.load_only", "known from torchtitan"),
         ("--lr_scheduler.total_steps 30", "allowed: leaving it out"),
         ("--training.dataloader.num_workers 8", "allowed: 0"),
         ("--activation_checkpoint.visualize_memory_budget_pareto", "allowed: false"),

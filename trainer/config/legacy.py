@@ -180,7 +180,7 @@ UNAVAILABLE = MappingProxyType(
         "experimental.pipeline_parallel_last_stage_less_layers": (1,),
         "experimental.custom_import": ("",),
         "experimental.custom_args_module": ("",),
-        "checkpoint.initial_load_in_hf_quantized": (False,),
+        "checkpoint.initial_load_in_hf_quantized": (False, True),  # config.json says it
         "checkpoint.enable_first_step_checkpoint": (False,),
         "checkpoint.load_only": (False,),
         "checkpoint.enable_ft_dataloader_checkpoints": (True,),

@@ -17,6 +17,7 @@ from models.hf import EMBEDDING, OUTPUT, Weight
 from trainer.errors import ConfigurationError
 from trainer.weights.change import read_ours
 from trainer.weights.folder import HuggingFaceFolder, Located
+from trainer.weights.quantized import QUANTIZED, SCALE_SUFFIX, blocks_of
 from trainer.weights.tensor_file import DTYPES, read_region
 
 
@@ -65,8 +66,10 @@ class HuggingFaceSource:
             ConfigurationError: a tensor is missing or left over, or has another shape or no format of weights.
         """
         self._folder = folder
+        self._blocks = blocks_of(folder.config, folder.path)
         self._weights = {weight.name: self._tied(weight) for weight in weights}
         used = {name for weight in self._weights.values() for name in weight.theirs}
+        used |= {f"{name}{SCALE_SUFFIX}" for name in used if self._is_quantized(name)}
         left_over = [name for name in folder.tensors if name not in used and not is_left_out(name)]
         problems = [problem for weight in self._weights.values() for problem in self._problems(weight)]
         problems += [f"{name} is in it, not in the model" for name in left_over if not self._is_copy(name)]
@@ -83,7 +86,16 @@ class HuggingFaceSource:
 
     def _read_theirs(self, name: str, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
         located = self._folder.tensors[name]
-        return read_region(located.path, located.entry, offsets, lengths)
+        part = read_region(located.path, located.entry, offsets, lengths)
+        if self._blocks is None or not self._is_quantized(name):
+            return part
+        scales = self._folder.tensors[f"{name}{SCALE_SUFFIX}"]
+        factors = read_region(scales.path, scales.entry, *self._blocks.around(offsets, lengths))
+        return self._blocks.multiply(part, factors, offsets)
+
+    def _is_quantized(self, name: str) -> bool:
+        located = self._folder.tensors.get(name)
+        return located is not None and located.entry.dtype == QUANTIZED
 
     def _tied(self, weight: Weight) -> Weight:
         """Their embedding in place of an output that the files, whose model ties it, do not have."""
@@ -106,11 +118,23 @@ class HuggingFaceSource:
                 yield f"{name} is not in it"
             elif located.entry.shape != weight.their_shape():
                 yield f"{name} has shape {located.entry.shape} there, {weight.their_shape()} is needed"
+            elif located.entry.dtype == QUANTIZED:
+                yield from self._scale_problems(name, located.entry.shape)
             elif located.entry.dtype not in DTYPES:
                 yield f"{name} holds {located.entry.dtype}, expected one of {', '.join(DTYPES)}"
 
+    def _scale_problems(self, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+        scales = self._folder.tensors.get(f"{name}{SCALE_SUFFIX}")
+        if self._blocks is None or len(shape) != 2:
+            yield f"{name} holds {QUANTIZED}, but config.json has no quantization_config for it"
+        elif scales is None or scales.entry.dtype != "F32" or scales.entry.shape != self._blocks.count(shape):
+            yield f"{name} has no {name}{SCALE_SUFFIX} of {self._blocks.count(shape)} F32 beside it"
+
     def _form(self, weight: Weight) -> Form:
-        dtypes = {DTYPES[self._folder.tensors[name].entry.dtype] for name in weight.theirs}
+        dtypes = {
+            torch.bfloat16 if self._is_quantized(name) else DTYPES[self._folder.tensors[name].entry.dtype]
+            for name in weight.theirs
+        }
         if len(dtypes) > 1:
             raise _of_another_model(self._folder.path, [f"the parts of {weight.name} differ in dtype"])
         return Form(weight.shape, dtypes.pop())
