@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+# Torch's own functional collectives: out of place, and known to the compiler. They need this import.
+from torch.distributed import _functional_collectives as _  # noqa: F401
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.layers.attend import Attend
+from models.layers.router import Router
 from models.layers.sequences import Sequences
 from parallelisms.context.cut import CutSequences
 from parallelisms.context.gather import attend_by_gathering
@@ -18,20 +22,36 @@ from parallelisms.context.span import Group, Span
 from parallelisms.context.split import SequenceSplit
 from parallelisms.layout import RotateMethod
 
+_ops = torch.ops._c10d_functional
+
 
 def apply_context_parallelism(
     module: nn.Module, mesh: DeviceMesh, split: SequenceSplit, method: RotateMethod
 ) -> None:
     """Let every `Attend` in `module` attend over the tokens of all ranks of `mesh`, which has one dimension.
 
-    Everything else in a decoder works on each token alone, so it needs no change. From then on the module is
-    given the rank's part of every sequence, cut by `parallelisms.context.cut` in the same split. The forward is
-    exchanged and nothing is wrapped, so that parameters keep their names.
+    Everything else in a decoder works on each token alone, but for the balance loss of a layer of experts, which
+    counts the tokens of whole sequences. From then on the module is given the rank's part of every sequence, cut
+    by `parallelisms.context.cut` in the same split. The forward is exchanged and nothing is wrapped, so that
+    parameters keep their names.
     """
     group = Group(mesh.get_group(), split)
     for child in module.modules():
         if isinstance(child, Attend):
             child.forward = SpanningAttention(child, group, method)  # type: ignore[method-assign]
+        elif isinstance(child, Router):
+            child.sum_over_sequence = _SumOverRanks(mesh.get_group().group_name)
+
+
+class _SumOverRanks:
+    """Adds up what the ranks of a group counted in their parts of the same sequences."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        total: Tensor = _ops.wait_tensor(_ops.all_reduce(counts, "sum", self._group))
+        return total
 
 
 class SpanningAttention:
