@@ -49,6 +49,10 @@ class DecoderSizes(ABC):
         layers = tuple(f"layers.{index}" for index in range(self.n_layers))
         return ("tok_embeddings", *layers, "norm", "output")
 
+    def kind(self, module: str) -> str:
+        """Modules of the same kind are alike in everything but their name: all layers are, unless a family says more."""
+        return module.partition(".")[0]
+
     def parameter_shapes(self, module: str) -> dict[str, tuple[int, ...]]:
         """Shape of each parameter of a module, by its full name. Raises KeyError if there is no such module.
 

@@ -90,6 +90,10 @@ class Sizes(Protocol):
         """All modules in the order in which the forward pass meets them."""
         ...
 
+    def kind(self, module: str) -> str:
+        """Modules of the same kind are alike in everything but their name."""
+        ...
+
     def parameter_shapes(self, module: str) -> dict[str, tuple[int, ...]]:
         """Shape of each parameter of a module, by its full name."""
         ...

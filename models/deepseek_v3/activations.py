@@ -7,8 +7,10 @@ a head, in numbers (and what each is kept for):
     latent of keys and values               C    its norm (with it, in one piece of memory, the R features of the key)
     latent, normalised                      C    wkv_b
     q, k                    2H(N + R)    attention (put together after the turn; what was there before is not kept)
-    wkv_b's result          H(N + V)    attention, for the values, which are a part of it
-    output of attention     HV    attention, wo                    and H fp32 sums of its softmax
+    v                       H(N + R)    attention, which gets values as wide as keys; where they are, H(N + V), since
+                                        they are then a part of wkv_b's result
+    output of attention     H(N + R)    attention                  and H fp32 sums of its softmax
+    the same as wide as v   HV    wo, where that is another width
 
 Where queries are not compressed, wq has the normalised x, which is kept anyway. The rest is as in Llama (see
 `models.llama.activations`) with a feed-forward layer, or as `models.mixture` says with experts.
@@ -51,7 +53,8 @@ def _attention_saved(sizes: DeepSeekV3Sizes, element: int, kernels: Kernels) -> 
     if q:
         of_queries = norm_saved(q, "rmsnorm", element, kernels)
         inside += element * q + of_queries.input + of_queries.more
-    inside += element * (2 * h * (n + r) + h * (n + v) + h * v) + FP32 * h
+    padded = v < n + r
+    inside += element * h * (3 * (n + r) + n + r + v if padded else 2 * (n + r) + n + v + v) + FP32 * h
     linear = (2 * q if q else 0) + h * (n + r) + 2 * c + r + h * (n + v) + h * v + 2 * sizes.dim
     return Saved(
         inside=inside,

@@ -111,6 +111,11 @@ class DeepSeekV3Sizes(DecoderSizes):
         """Whether the layer of this name has a feed-forward layer and not experts."""
         return int(layer.removeprefix("layers.")) < self.n_dense_layers
 
+    def kind(self, module: str) -> str:
+        if not module.startswith("layers."):
+            return module
+        return "dense layers" if self.is_dense(module) else "layers"
+
     def layer_shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
         return {
             **self._attention_shapes(f"{layer}.attention"),

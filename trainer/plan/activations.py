@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from models.activations import Kernels, Saved
+from models.activations import Kernels, Saved, fused_output_saved
 from models.sizes import Sizes
 from parallelisms.layout import Parallelism
 from parallelisms.pipeline.split import is_layer
@@ -52,22 +52,38 @@ def stage_activations(
     formats: Formats,
     parallelism: Parallelism,
     kernels: Kernels,
+    tensor: int = 1,
+    loss_chunk: int | None = None,
+    rows: int = 1,
 ) -> StageActivations:
-    """What a stage of these modules holds; `first` is whether it gets tokens and not hidden states."""
+    """What a rank of a stage of these modules holds.
+
+    Args:
+        sizes: of the model.
+        modules: of the stage.
+        first: whether it gets tokens and not hidden states.
+        seq_len: tokens of a sequence, or of a context rank's part of it.
+        formats: of numbers.
+        parallelism: what is applied.
+        kernels: whose kernels run.
+        tensor: ranks of a tensor group.
+        loss_chunk: tokens whose logits there are at a time; None: those of a whole microbatch.
+        rows: sequences of a microbatch.
+    """
     element = formats.compute_bytes
     kinds: dict[str, Saved] = {}
     held = deferred = temporary = layer_temporary = forward_temporary = once = 0
     for position, module in enumerate(modules):
         again = recomputed(module, parallelism)
-        kind = module.partition(".")[0]  # all layers are alike
+        kind = sizes.kind(module)
         if kind not in kinds:
-            kinds[kind] = sizes.saved(module, element, kernels)
+            kinds[kind] = _saved(sizes, module, element, kernels, loss_chunk, rows * seq_len).over(tensor)
         saved = kinds[kind]
         held += saved.whole if again is Recomputed.NOTHING else saved.input
         if again is Recomputed.OPERATIONS:
             held += saved.inside if saved.operations is None else saved.operations
         if position == 0 and not first and again is Recomputed.NOTHING and not saved.holds_input:
-            held += element * sizes.dim
+            held += element * sizes.dim // tensor
         deferred += saved.deferred
         needed = saved.temporary + (0 if again is Recomputed.NOTHING else saved.inside)
         temporary = max(temporary, needed)
@@ -82,5 +98,14 @@ def stage_activations(
         temporary=temporary * seq_len,
         layer_temporary=layer_temporary * seq_len,
         forward_temporary=forward_temporary * seq_len,
-        boundary=element * sizes.dim * seq_len,
+        boundary=element * sizes.dim * seq_len // tensor,
     )
+
+
+def _saved(
+    sizes: Sizes, module: str, element: int, kernels: Kernels, loss_chunk: int | None, tokens: int
+) -> Saved:
+    if module == "output" and loss_chunk is not None:
+        chunks = -(-tokens // loss_chunk)
+        return fused_output_saved(sizes.dim, sizes.vocab_size, element, chunks)
+    return sizes.saved(module, element, kernels)
