@@ -64,3 +64,10 @@ def test_the_logged_loss_with_data_parallelism_is_that_of_one_process(
     """Cases P8 and L4."""
     run(tiny(tmp_path, BATCH_OF_8, "--training.batch_size 4", layout, steps=3), ranks)
     check(tmp_path)
+
+
+def test_the_logged_loss_with_tensor_and_context_parallelism_is_that_of_one_process(tmp_path: Path) -> None:
+    """Case L6: ranks of a tensor group have the same tokens, those of a context group others of the same sequences."""
+    both = "--training.tensor_parallel_degree 2 --experimental.context_parallel_degree 2"
+    run(tiny(tmp_path, BATCH_OF_8, both, steps=3), 4)
+    check(tmp_path)

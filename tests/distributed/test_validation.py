@@ -65,3 +65,15 @@ def test_other_lengths_and_batches_are_validated_and_the_last_step_is(tmp_path: 
     assert values(tmp_path / "2", "validation_loss") == pytest.approx(
         values(tmp_path / "1", "validation_loss"), rel=1e-5
     )
+
+
+@pytest.mark.slow
+def test_context_ranks_validate_other_lengths_like_one_process(tmp_path: Path) -> None:
+    """Documents end within the part of one rank and within that of another."""
+    other = "--checkpoint.enable_checkpoint false --validation.seq_len 24 --validation.freq 2 --validation.enable true --data.mask_documents true"
+    ring = "--experimental.context_parallel_degree 2 --experimental.context_parallel_rotate_method alltoall"
+    run(tiny(tmp_path / "2", other, ring), 2)
+    run(tiny(tmp_path / "1", other), 1)
+    one = values(tmp_path / "1", "validation_loss")
+    assert len(one) == 2
+    assert values(tmp_path / "2", "validation_loss") == pytest.approx(one, rel=1e-5)
