@@ -47,28 +47,23 @@ def shard_data_parallel(
 
     `mesh` has one dimension (shard) or two (replicate, shard). A pipeline keeps parameters gathered between
     forward and backward (`reshard_after_forward=False`): gathering them again for every microbatch would
-    cost more than it saves. With expert parallelism the experts of a layer are a group of their own, over
-    `experts_mesh` of as many dimensions.
+    cost more than it saves. With expert parallelism the experts of a layer are sharded over `experts_mesh`, of
+    two dimensions as well.
     """
     policy = MixedPrecisionPolicy(param_dtype=precision.parameters, reduce_dtype=precision.reduction)
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
-    shard = partial(fully_shard, mp_policy=policy, offload_policy=offload)
-    layers = list(module.layers.values())  # type: ignore[operator]
-    in_order: list[Any] = []
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    layers: list[Any] = list(module.layers.values())  # type: ignore[operator]
+    place = None if experts_mesh is None else _ExpertsElsewhere(module, experts_mesh)
     for position, layer in enumerate(layers):
         # The last layer is needed again at once by the backward that follows.
         reshard = reshard_after_forward and position < len(layers) - 1
-        experts = [] if experts_mesh is None else list(experts_of(layer))
-        for each in experts:
-            cut = partial(_experts_cut, ranks=experts_mesh.size(-1))  # type: ignore[union-attr]
-            shard(each, mesh=experts_mesh, reshard_after_forward=reshard, shard_placement_fn=cut)
-        shard(layer, mesh=mesh, reshard_after_forward=reshard)
-        in_order += [layer, *experts]
-    shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        shard(layer, reshard_after_forward=reshard, shard_placement_fn=place)
+    shard(module, reshard_after_forward=reshard_after_forward)
     if experts_mesh is not None and reshard_after_forward:
-        # The host waits for the counts of the rows of each exchange, so it cannot run ahead of the device by itself.
-        for each, following in pairwise(in_order):
-            each.set_modules_to_forward_prefetch([following])
+        # The host waits for the counts of the rows that travel, so it does not run ahead of the device by itself.
+        for layer, following in pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.set_gradient_divide_factor(1.0)
@@ -77,15 +72,31 @@ def shard_data_parallel(
     return ShardedStage(module)
 
 
-def _experts_cut(parameter: nn.Parameter, ranks: int) -> Shard:
-    """Along which dimension stacked experts are sharded: by expert where that gives all ranks equally many, else
-    along the features of the model, which neither expert nor tensor parallelism cuts."""
-    assert isinstance(parameter, DTensor)
-    if parameter.to_local().shape[0] % ranks == 0:
-        return Shard(0)
-    cut = {placement.dim for placement in parameter.placements if isinstance(placement, Shard)}
-    free = {1, 2} - cut
-    return Shard(max(free, key=lambda dim: (parameter.shape[dim] % ranks == 0, dim)))
+class _ExpertsElsewhere:
+    """Says where FSDP places each parameter of a layer: those of spread experts over a mesh of their own."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        # Torch's public interface has no name for the mesh of a single parameter.
+        from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+        self._mesh = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        self._experts = {id(each) for experts in experts_of(module) for each in experts._parameters.values()}
+
+    def __call__(self, parameter: nn.Parameter) -> Any:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+
+        if id(parameter) not in self._experts:
+            return None
+        return ShardPlacementResult(self._cut(parameter), self._mesh)
+
+    def _cut(self, parameter: nn.Parameter) -> Shard:
+        """By expert where that gives all ranks equally many; else along a dimension that is not cut yet."""
+        assert isinstance(parameter, DTensor)
+        ranks = self._mesh.shard_mesh_size
+        if parameter.to_local().shape[0] % ranks == 0:
+            return Shard(0)
+        free = {1, 2} - {each.dim for each in parameter.placements if isinstance(each, Shard)}
+        return Shard(max(free, key=lambda dim: (parameter.shape[dim] % ranks == 0, dim)))
 
 
 class ShardedStage:

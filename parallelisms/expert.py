@@ -89,6 +89,11 @@ class _SpreadExperts:
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
         """(M, D), sorted by expert, to (M, D); `counts` (E,) are this rank's rows for each expert of the group."""
+        return self._compute(x, counts)
+
+    @torch.compiler.disable
+    def _compute(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Not compiled: sizes are other ones each time, and the host has to know them."""
         route = self._route(counts)
         rows = _Exchange.apply(x, route.sent, route.received, self._group)
         y = self._forward(reorder(rows, route.by_expert, route.by_rank), route.counts)

@@ -97,8 +97,7 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """
     if has_grouped_kernel(x, *weight.shape[1:]):
         return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
-    runs = x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
-    return torch.cat([F.linear(run, matrix) for run, matrix in zip(runs, weight.unbind(), strict=True)])
+    return _linear_by_linear(x, weight, ends)
 
 
 def grouped_weight_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
@@ -115,12 +114,21 @@ def grouped_weight_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor
 def has_grouped_kernel(x: Tensor, *widths: int) -> bool:
     """Whether torch multiplies tensors like x in one call: rows of these widths must be multiples of 16 bytes."""
     known = x.device.type in ("cpu", "cuda") and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if torch.compiler.is_compiling():
+        known = x.dtype == torch.bfloat16  # the compiler knows no other
     return known and all(width * x.element_size() % 16 == 0 for width in widths)
 
 
 def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """x[order], where `inverse` undoes `order`: the gradient is put back in order without additions into memory."""
     return _Reordered.apply(x, order, inverse)
+
+
+@torch.compiler.disable
+def _linear_by_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`grouped_linear` one matrix at a time. Not compiled: sizes are other ones each time."""
+    runs = x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
+    return torch.cat([F.linear(run, matrix) for run, matrix in zip(runs, weight.unbind(), strict=True)])
 
 
 class _Copies(torch.autograd.Function):
