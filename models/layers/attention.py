@@ -22,10 +22,17 @@ class Attention(nn.Module):
         head_dim: features of a head (D); H · D need not be `dim`.
         norm_eps: queries and keys are normalised over each head before they are turned (Henry et al. 2020,
             Query-Key Normalization, arXiv 2010.04245; as RMSNorm in Qwen3); None: they are not.
+        window: how many tokens each token sees, itself included; None: all before it.
     """
 
     def __init__(
-        self, dim: int, n_heads: int, n_kv_heads: int, head_dim: int, norm_eps: float | None = None
+        self,
+        dim: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        norm_eps: float | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -35,7 +42,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(n_heads * head_dim, dim, bias=False)
         self.q_norm = nn.Identity() if norm_eps is None else nn.RMSNorm(head_dim, eps=norm_eps)
         self.k_norm = nn.Identity() if norm_eps is None else nn.RMSNorm(head_dim, eps=norm_eps)
-        self.attend = Attend()
+        self.attend = Attend(window=window)
 
     def forward(
         self, x: Tensor, turns: Tensor, sequences: Sequences, cache: LayerCache | None = None

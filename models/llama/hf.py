@@ -48,7 +48,11 @@ def sizes_of(config: Config) -> LlamaSizes:
 
 
 def config_of(sizes: LlamaSizes) -> dict[str, Any]:
-    """The `config.json` of a model of these sizes. Raises UnsupportedConfig for a norm that they do not have."""
+    """The `config.json` of a model of these sizes. Raises UnsupportedConfig for what they do not have."""
+    if sizes.sliding_window is not None:
+        raise UnsupportedConfig(
+            f"model.override.sliding_window = {sizes.sliding_window}; LlamaForCausalLM has no sliding window"
+        )
     if sizes.norm_type != "rmsnorm":
         raise UnsupportedConfig(f"model.norm_type = {sizes.norm_type!r}; LlamaForCausalLM has rmsnorm only")
     return {

@@ -1,7 +1,8 @@
 """Llama (Touvron et al. 2023, arXiv 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783).
 
 A decoder-only transformer: norms before each sub-layer, rotary positions, grouped-query attention, SwiGLU, no
-biases, tied or untied embeddings. It has no buffers.
+biases, tied or untied embeddings. It has no buffers. A sliding window, which Llama does not have, is that of Mistral 7B
+(Jiang et al. 2023, arXiv 2310.06825, section 2).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__()
-        self.attention = Attention(sizes.dim, sizes.n_heads, sizes.n_kv_heads, sizes.head_dim)
+        self.attention = Attention(
+            sizes.dim, sizes.n_heads, sizes.n_kv_heads, sizes.head_dim, window=sizes.sliding_window
+        )
         self.feed_forward = FeedForward(sizes.dim, sizes.ffn_hidden)
         self.attention_norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps)
         self.ffn_norm = build_norm(sizes.norm_type, sizes.dim, sizes.norm_eps)

@@ -33,6 +33,7 @@ class LlamaSizes(DecoderSizes):
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
     norm_type: NormType = "rmsnorm"
+    sliding_window: int | None = None  # how many tokens each token sees, itself included; None: all before it
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -58,9 +59,10 @@ class LlamaSizes(DecoderSizes):
         }
 
     def layer_flops(self, layer: str, seq_len: int) -> int:
-        """Six per weight, and 12 · dim · seq_len for the two products of attention."""
+        """Six per weight, and 12 · dim for each token that is seen, for the two products of attention."""
+        seen = seq_len if self.sliding_window is None else min(seq_len, self.sliding_window)
         matrices = (shape for shape in self.parameter_shapes(layer).values() if len(shape) == 2)
-        return 6 * sum(math.prod(shape) for shape in matrices) + 12 * self.dim * seq_len
+        return 6 * sum(math.prod(shape) for shape in matrices) + 12 * self.dim * seen
 
     def layer_saved(self, layer: str, element: int, kernels: Kernels) -> Saved:
         return layer_saved(self, element, kernels)
@@ -78,6 +80,8 @@ def _problems(sizes: LlamaSizes) -> tuple[str, ...]:
         for name in ("norm_eps", "rope_theta")
         if not getattr(sizes, name) > 0
     ]
+    if sizes.sliding_window is not None and sizes.sliding_window < 1:
+        problems.append(f"sliding_window must be at least 1, got {sizes.sliding_window}")
     if sizes.norm_type not in get_args(NormType):
         problems.append(f"norm_type must be one of {', '.join(get_args(NormType))}, got {sizes.norm_type!r}")
     if sizes.n_heads >= 1 and sizes.dim % sizes.n_heads != 0:

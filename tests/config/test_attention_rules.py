@@ -13,6 +13,7 @@ SERVER = Machine(gpus=8, memory=32 << 30, cores=8)
 
 KERNEL = "--model.attention"
 MASKED = ("--data.mask_documents", "true")
+WINDOW = ("--model.override.sliding_window", "4")
 FP32 = ("--training.mixed_precision_param", "float32")
 CONTEXT = ("--experimental.context_parallel_degree", "2")
 METHOD = "--experimental.context_parallel_rotate_method"
@@ -22,7 +23,8 @@ METHOD = "--experimental.context_parallel_rotate_method"
     ("machine", "arguments", "says"),
     [
         (LAPTOP, (KERNEL, "flex"), "has no gradients without an accelerator; allowed: auto or sdpa"),
-        (LAPTOP, (KERNEL, "flash", *MASKED), "masks no documents without an accelerator"),
+        (LAPTOP, (KERNEL, "flash", *MASKED), "has no kernel for data.mask_documents without an accelerator"),
+        (LAPTOP, (KERNEL, "flash", *WINDOW), "has no kernel for model.override.sliding_window without"),
         (SERVER, (KERNEL, "flash", *FP32), "computes in bfloat16 only"),
     ],
 )
@@ -39,6 +41,7 @@ def test_a_kernel_that_the_device_does_not_have_is_refused(
         (LAPTOP, MASKED),
         (LAPTOP, (KERNEL, "sdpa", *MASKED)),
         (LAPTOP, (KERNEL, "flash", *FP32)),
+        (LAPTOP, (*WINDOW, *MASKED)),
         (SERVER, (KERNEL, "flex", *MASKED, *FP32)),
         (SERVER, (KERNEL, "flash", *MASKED, "--training.mixed_precision_param", "bfloat16")),
         (SERVER, (KERNEL, "sdpa", *FP32)),

@@ -20,10 +20,19 @@ from trainer.config.schema import Config
 
 WORLD_SIZES = {
     "debug": 1,
-    **{"llama_1b": 8, "llama_8b": 8, "llama_70b": 64, "llama_405b": 512},
-    **{"llama2_7b": 8, "llama2_13b": 16, "llama2_70b": 64},
-    **{"llama3.1_8b": 64, "llama3.1_70b": 256, "llama3.1_405b": 16384},
-    **{"llama3.2_1b": 8, "llama3.2_3b": 8, "llama3.3_70b": 64},
+    "llama_1b": 8,
+    "llama_8b": 8,
+    "llama_70b": 64,
+    "llama_405b": 512,
+    "llama2_7b": 8,
+    "llama2_13b": 16,
+    "llama2_70b": 64,
+    "llama3.1_8b": 64,
+    "llama3.1_70b": 256,
+    "llama3.1_405b": 16384,
+    "llama3.2_1b": 8,
+    "llama3.2_3b": 8,
+    "llama3.3_70b": 64,
 }
 
 

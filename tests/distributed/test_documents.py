@@ -98,8 +98,9 @@ def test_a_pipeline_validates_masked_documents_like_one_process(tmp_path: Path) 
         {"training": {"batch_size": 4}},
         {"training": {"batch_size": 4}, "activation_checkpoint": {"mode": "full"}},
         {"experimental": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZB-H1"}},
+        {"training": {"tensor_parallel_degree": 2}},
     ],
-    ids=["shards", "shards, computed again", "split backward"],
+    ids=["shards", "shards, computed again", "split backward", "tensor"],
 )
 @pytest.mark.slow
 def test_other_layouts_equal_one_process(tmp_path: Path, tables: Tables) -> None:

@@ -182,3 +182,20 @@ def test_the_mask_is_made_once_for_all_layers_and_kept_once() -> None:
     more = sum(kept["masked"].values()) - sum(kept["plain"].values())
     mask, turns = rows * length * length * 4, (rows - 1) * length * TINY.head_dim * 4
     assert more == mask + turns
+
+
+def test_a_model_with_a_window_generates_with_its_cache_what_it_computes_without() -> None:
+    model = Transformer(replace(TINY, sliding_window=4))
+    initialize_parameters(model, 0)
+    tokens = torch.randint(TINY.vocab_size, (2, 15), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache(2, 15)
+    with torch.no_grad():
+        pieces = torch.cat([model(part, cache=cache) for part in tokens.split((6, 1, 1, 7), dim=1)], dim=1)
+        whole = model(tokens)
+        torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-5)
+        # What is further back than both layers' windows reach makes no difference, and what is nearer does.
+        changed = tokens.clone()
+        changed[:, 0] = (changed[:, 0] + 1) % TINY.vocab_size
+        difference = (model(changed) - whole).abs().amax(dim=(0, 2))
+    assert difference[6] > 1e-6
+    assert difference[7:].max() == 0

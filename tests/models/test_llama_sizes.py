@@ -61,6 +61,14 @@ def test_operations_are_six_per_weight_plus_attention_and_the_sum_of_the_modules
     assert sum(sizes.flops_per_token(8192, m) for m in sizes.modules()) == sizes.flops_per_token(8192)
 
 
+def test_a_window_costs_no_more_than_what_is_seen() -> None:
+    sizes = registry.family("llama3").sizes["8B"]
+    windowed = replace(sizes, sliding_window=1024)
+    assert windowed.flops_per_token(512) == sizes.flops_per_token(512)
+    assert windowed.flops_per_token(8192) == sizes.flops_per_token(1024)
+    assert windowed.parameter_count() == sizes.parameter_count()
+
+
 def test_a_tied_output_costs_operations_but_no_parameters() -> None:
     tied = registry.family("llama3.2").sizes["1B"]
     untied = replace(tied, tie_embeddings=False)
@@ -75,6 +83,7 @@ def test_a_tied_output_costs_operations_but_no_parameters() -> None:
         ({"dim": 24}, "odd"),
         ({"n_kv_heads": 3}, "n_heads 8 is not divisible by n_kv_heads 3"),
         ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
         ({"n_heads": 0}, "n_heads must be at least 1"),
         ({"vocab_size": -1}, "vocab_size must be at least 1"),
         ({"norm_eps": 0.0}, "norm_eps must be above 0"),

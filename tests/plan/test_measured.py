@@ -55,6 +55,7 @@ MORE_LAYOUTS: dict[str, tuple[int, Tables]] = {
         4,
         {"training": BF16, "experimental": pipeline("Interleaved1F1B")},
     ),
+    "one process, sliding window": (1, {"model": {"override": {"sliding_window": 8}}}),
     "1F1B, masked documents, bf16": (
         2,
         {"training": BF16, "data": {"mask_documents": True}, "experimental": pipeline("1F1B")},

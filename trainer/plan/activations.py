@@ -38,6 +38,10 @@ class StageActivations:
         """What a microbatch of `rows` sequences holds."""
         return self.held * rows + self.held_once
 
+    def masked(self, mask: int) -> StageActivations:
+        """The same with a mask of so many bytes that all sequences share."""
+        return replace(self, held_once=self.held_once + mask)
+
     def packed(self, mask: int) -> StageActivations:
         """The same where every sequence has positions of its own, and a mask of so many bytes."""
         return replace(self, held=self.held + self.held_once + mask, held_once=0)

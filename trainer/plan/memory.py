@@ -100,10 +100,8 @@ def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
         parallelism=plan.parallelism,
         kernels=kernels,
     )
-    if not plan.attention.masks_documents:
-        return activations
     mask = plan.attention.mask_bytes(plan.rank_seq_len, plan.formats.compute_bytes, kernels)
-    return activations.packed(mask)
+    return activations.packed(mask) if plan.attention.masks_documents else activations.masked(mask)
 
 
 def _adds_in_another_format(plan: Plan) -> bool:

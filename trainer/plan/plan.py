@@ -194,7 +194,9 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
         validation=_validation(config, microbatches, scheduler),
         notes=notes,
         formats=Formats(training.mixed_precision_param, training.mixed_precision_reduce),
-        attention=AttentionPlan(model.attention, config.data.mask_documents),
+        attention=AttentionPlan(
+            model.attention, config.data.mask_documents, getattr(sizes, "sliding_window", None)
+        ),
         steps=training.steps,
         costs=scheduler.costs,
         measured_costs=costs is not None,
