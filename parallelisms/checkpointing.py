@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import parallelisms.context.operators  # noqa: F401  (so that torch knows its operation)
+
 MODES = ("none", "full", "selective", "memory_budget")
 
 
@@ -111,7 +113,7 @@ def _policy(products: dict[str, int], context: Any, operation: Any, *_: Any, **_
 
 
 _ATEN = torch.ops.aten
-_MATRIX_PRODUCTS = frozenset({_ATEN.mm.default, _ATEN.addmm.default})
+_MATRIX_PRODUCTS = frozenset({_ATEN.mm.default, _ATEN.addmm.default, _ATEN._scaled_mm.default})
 # Attention, whose cost grows with the square of the sequence; what other ranks had to send, which would be asked of
 # them again; and the largest absolute values that float8 scales by.
 _KEPT = frozenset(
@@ -123,6 +125,7 @@ _KEPT = frozenset(
         _ATEN._scaled_dot_product_attention_math.default,
         _ATEN._scaled_dot_product_fused_attention_overrideable.default,
         _ATEN.max.default,
+        torch.ops.stageline.attend_across_ranks.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
         torch.ops._c10d_functional.all_to_all_single.default,
         torch.ops.higher_order.flex_attention,

@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from models.layers.attend import Attend
 from models.layers.router import Router
 from models.layers.sequences import Sequences
+from parallelisms import collectives
 from parallelisms.context.cut import CutSequences
-from parallelisms.context.gather import attend_by_gathering
 from parallelisms.context.heads import attend_by_heads
-from parallelisms.context.ring import attend_in_a_ring
+from parallelisms.context.operators import attend_across_ranks
 from parallelisms.context.span import Group, Span
 from parallelisms.context.split import SequenceSplit
 from parallelisms.layout import RotateMethod
@@ -35,12 +35,12 @@ def apply_context_parallelism(
     by `parallelisms.context.cut` in the same split. The forward is exchanged and nothing is wrapped, so that
     parameters keep their names.
     """
-    group = Group(mesh.get_group(), split)
+    group = Group(collectives.Group.of(mesh), split)
     for child in module.modules():
         if isinstance(child, Attend):
             child.forward = SpanningAttention(child, group, method)  # type: ignore[method-assign]
         elif isinstance(child, Router):
-            child.sum_over_sequence = _SumOverRanks(mesh.get_group().group_name)
+            child.sum_over_sequence = _SumOverRanks(group.collective.name)
 
 
 class _SumOverRanks:
@@ -70,18 +70,6 @@ class SpanningAttention:
         scale = q.shape[-1] ** -0.5 if self._scale is None else self._scale
         length = q.shape[2] * self._group.size
         span = Span(self._group, length, scale, self._window, sequences.whole_documents)
-        return _attend(span, self._method, self._alone, q, k, v)
-
-
-@torch.compiler.disable
-def _attend(
-    span: Span, method: RotateMethod, alone: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """Not compiled: it is kernels and messages, whose order and overlap are given."""
-    match method:
-        case "allgather":
-            return attend_by_gathering(span, q, k, v)
-        case "alltoall":
-            return attend_in_a_ring(span, q, k, v)
-        case "ulysses":
-            return attend_by_heads(span, alone, q, k, v)
+        if self._method == "ulysses":
+            return attend_by_heads(span, self._alone, q, k, v)
+        return attend_across_ranks(span, q, k, v, ring=self._method == "alltoall")

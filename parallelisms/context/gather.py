@@ -7,44 +7,34 @@ kept: the backward gathers them again. Their gradients are summed over the ranks
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from parallelisms.collectives import all_gathered, summed_part
-from parallelisms.context.kernels import Partial
+from parallelisms.context.kernels import Gradients, Partial
 from parallelisms.context.span import BackwardSum, KeysAndValues, Span, Sum, rows
 
 
-def attend_by_gathering(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def gather_forward(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Attention of this rank's queries (B, H, t, D) over all keys, of which it has k (B, KV, t, D) and v
-    (B, KV, t, E). Collective over the group. Returns (B, H, t, E)."""
-    return _Gathering.apply(q, k, v, span)
+    (B, KV, t, E). Collective over the group."""
+    every = _gather(span, KeysAndValues.of(k, v))
+    total = Sum(span, q, v.shape[-1])
+    total.add(span.all_tokens, every.k, every.v)
+    return total.result()
 
 
-class _Gathering(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
-        every = _gather(span, KeysAndValues.of(k, v))
-        total = Sum(span, q, v.shape[-1])
-        total.add(span.all_tokens, every.k, every.v)
-        result = total.result()
-        ctx.save_for_backward(q, k, v, result.output, result.lse)
-        ctx.span = span
-        return result.output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, output, lse = ctx.saved_tensors
-        span: Span = ctx.span
-        every = _gather(span, KeysAndValues.of(k, v))
-        summed = every.like(torch.zeros_like(every.buffer, dtype=torch.float32))
-        total = BackwardSum(span, q, Partial(output, lse), gradients[0])
-        for contribution in total.contributions(span.all_tokens, every.k, every.v):
-            summed.add(contribution)
-        own = _reduce_scatter(span, summed)
-        return total.q.to(q.dtype), own.k.to(k.dtype), own.v.to(v.dtype), None
+def gather_backward(
+    span: Span, q: Tensor, k: Tensor, v: Tensor, whole: Partial, gradient: Tensor
+) -> Gradients:
+    """Gradients in fp32, from that of the output, (B, H, t, E). Collective over the group."""
+    every = _gather(span, KeysAndValues.of(k, v))
+    summed = every.like(torch.zeros_like(every.buffer, dtype=torch.float32))
+    total = BackwardSum(span, q, whole, gradient)
+    for contribution in total.contributions(span.all_tokens, every.k, every.v):
+        summed.add(contribution)
+    own = _reduce_scatter(span, summed)
+    return Gradients(total.q, own.k, own.v)
 
 
 def _gather(span: Span, own: KeysAndValues) -> KeysAndValues:

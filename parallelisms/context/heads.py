@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 
 from models.layers.sequences import Sequences
 from parallelisms.context.span import Group, Span, rows
+
+_ops = torch.ops._c10d_functional
 
 Attention = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
 
@@ -67,4 +68,6 @@ def _to_tokens(x: Tensor, group: Group, length: int) -> Tensor:
 
 def _exchanged(parts: Tensor, group: Group) -> Tensor:
     """Part r of this rank to rank r, for part s of it from every rank s."""
-    return wait_tensor(all_to_all_single(parts, None, None, group.process_group))
+    once = [1] * group.size
+    received: Tensor = _ops.wait_tensor(_ops.all_to_all_single(parts, once, once, group.collective.name))
+    return received

@@ -9,63 +9,51 @@ nothing of a rank sees are passed on unused.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallelisms.context.kernels import Partial
+from parallelisms.context.kernels import Gradients, Partial
 from parallelisms.context.span import BackwardSum, Group, KeysAndValues, Span, Sum
 
 
-def attend_in_a_ring(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def ring_forward(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Attention of this rank's queries (B, H, t, D) over all keys, of which it has k (B, KV, t, D) and v
-    (B, KV, t, E). Collective over the group. Returns (B, H, t, E)."""
-    return _Ring.apply(q, k, v, span)
+    (B, KV, t, E). Collective over the group."""
+    group = span.group
+    total = Sum(span, q, v.shape[-1])
+    visiting = KeysAndValues.of(k, v)
+    for step in range(group.size):
+        coming = _pass_on(group, visiting) if step < group.size - 1 else None
+        total.add(span.tokens_of(_owner(group, step)), visiting.k, visiting.v)
+        if coming is not None:
+            visiting = coming.wait()
+    return total.result()
 
 
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
-        group = span.group
-        total = Sum(span, q, v.shape[-1])
-        visiting = KeysAndValues.of(k, v)
-        for step in range(group.size):
-            coming = _pass_on(group, visiting) if step < group.size - 1 else None
-            total.add(span.tokens_of(_owner(group, step)), visiting.k, visiting.v)
-            if coming is not None:
-                visiting = coming.wait()
-        result = total.result()
-        ctx.save_for_backward(q, k, v, result.output, result.lse)
-        ctx.span = span
-        return result.output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, output, lse = ctx.saved_tensors
-        span: Span = ctx.span
-        group = span.group
-        total = BackwardSum(span, q, Partial(output, lse), gradients[0])
-        visiting = KeysAndValues.of(k, v)
-        travelling: _Passing | None = None
-        for step in range(group.size):
-            coming = _pass_on(group, visiting) if step < group.size - 1 else None
-            tokens = span.tokens_of(_owner(group, step))
-            contributions = list(total.contributions(tokens, visiting.k, visiting.v))
-            # Only now: while these were computed, the gradients of the same keys came from the rank before.
-            if travelling is None:
-                summed = visiting.like(torch.zeros_like(visiting.buffer, dtype=torch.float32))
-            else:
-                summed = travelling.wait()
-            for contribution in contributions:
-                summed.add(contribution)
-            travelling = _pass_on(group, summed)
-            if coming is not None:
-                visiting = coming.wait()
-        assert travelling is not None
-        own = travelling.wait()
-        return total.q.to(q.dtype), own.k.to(k.dtype), own.v.to(v.dtype), None
+def ring_backward(span: Span, q: Tensor, k: Tensor, v: Tensor, whole: Partial, gradient: Tensor) -> Gradients:
+    """Gradients in fp32, from that of the output, (B, H, t, E). Collective over the group."""
+    group = span.group
+    total = BackwardSum(span, q, whole, gradient)
+    visiting = KeysAndValues.of(k, v)
+    travelling: _Passing | None = None
+    for step in range(group.size):
+        coming = _pass_on(group, visiting) if step < group.size - 1 else None
+        tokens = span.tokens_of(_owner(group, step))
+        contributions = list(total.contributions(tokens, visiting.k, visiting.v))
+        # Only now: while these were computed, the gradients of the same keys came from the rank before.
+        if travelling is None:
+            summed = visiting.like(torch.zeros_like(visiting.buffer, dtype=torch.float32))
+        else:
+            summed = travelling.wait()
+        for contribution in contributions:
+            summed.add(contribution)
+        travelling = _pass_on(group, summed)
+        if coming is not None:
+            visiting = coming.wait()
+    assert travelling is not None
+    own = travelling.wait()
+    return Gradients(total.q, own.k, own.v)
 
 
 class _Passing:
@@ -90,12 +78,14 @@ def _pass_on(group: Group, own: KeysAndValues) -> _Passing:
     order, so keys and gradients do not get mixed up.
     """
     received = own.like(torch.empty_like(own.buffer))
+    resolve = torch._C._distributed_c10d._resolve_process_group
+    process_group = resolve(group.collective.name)  # type: ignore[arg-type]
     following, preceding = (
-        dist.get_global_rank(group.process_group, (group.rank + shift) % group.size) for shift in (1, -1)
+        dist.get_global_rank(process_group, (group.rank + shift) % group.size) for shift in (1, -1)
     )
     operations = [
-        dist.P2POp(dist.isend, own.buffer, following, group.process_group),
-        dist.P2POp(dist.irecv, received.buffer, preceding, group.process_group),
+        dist.P2POp(dist.isend, own.buffer, following, process_group),
+        dist.P2POp(dist.irecv, received.buffer, preceding, process_group),
     ]
     return _Passing(own, received, dist.batch_isend_irecv(operations))
 

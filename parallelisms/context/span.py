@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from parallelisms import collectives
@@ -19,20 +17,16 @@ from parallelisms.context.split import Block, SequenceSplit, visible_blocks
 class Group:
     """The context ranks among which a sequence is divided, and this rank's place."""
 
-    process_group: dist.ProcessGroup
+    collective: collectives.Group
     split: SequenceSplit
 
-    @cached_property
-    def collective(self) -> collectives.Group:
-        return collectives.Group(self.process_group.group_name, self.size, self.rank)
-
-    @cached_property
+    @property
     def rank(self) -> int:
-        return dist.get_rank(self.process_group)
+        return self.collective.rank
 
     @property
     def size(self) -> int:
-        return self.split.degree
+        return self.collective.size
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.layers.attend import Attend
-from models.layers.sequences import Sequences
-from parallelisms.context.apply import apply_context_parallelism
-from parallelisms.context.cut import SequenceCut
+from parallelisms import collectives
+from parallelisms.context.gather import gather_backward, gather_forward
+from parallelisms.context.ring import ring_backward, ring_forward
+from parallelisms.context.span import Group, Span
 from parallelisms.context.split import SequenceSplit
-from parallelisms.layout import RotateMethod
 from tests.distributed.layouts import CONTIGUOUS, DOCUMENTS, RING, ULYSSES, Trial
 from tests.distributed.matrix_run import run_matrix
 from tests.distributed.ranks import run_ranks
@@ -38,29 +36,22 @@ def test_every_method_trains_like_one_process_on_four_ranks(tmp_path: Path) -> N
     assert {trial.name: found for trial, found in run_matrix(TRIALS, tmp_path).items() if found} == {}
 
 
-@pytest.mark.parametrize(("method", "holds_all"), [("allgather", True), ("alltoall", False)])
-def test_a_ring_never_holds_the_keys_and_values_of_a_whole_sequence(
-    method: RotateMethod, holds_all: bool
-) -> None:
-    """The largest tensor that forward and backward make, in tokens of keys and values."""
+@pytest.mark.parametrize("ring", [True, False])
+def test_a_ring_never_holds_the_keys_and_values_of_a_whole_sequence(ring: bool) -> None:
+    """The largest tensor that forward and backward make, in tokens of keys and values; gathering makes the whole."""
     length, degree = 128, 4
-    for largest in run_ranks(_largest_tensor, degree, length, method):
-        if holds_all:
-            assert largest >= length
-        else:
-            assert largest <= length // degree
+    largest = max(run_ranks(_largest_tensor, degree, length, ring))
+    assert largest == length // degree if ring else largest == length
 
 
-def _largest_tensor(rank: int, length: int, method: RotateMethod) -> float:
-    mesh = init_device_mesh("cpu", (4,))
-    cut = SequenceCut(SequenceSplit(4), rank)
-    attention = nn.ModuleList([Attend()])
-    apply_context_parallelism(attention, mesh, cut.split, method)
+def _largest_tensor(rank: int, length: int, ring: bool) -> float:
+    group = Group(collectives.Group.of(init_device_mesh("cpu", (4,))), SequenceSplit(4))
+    span = Span(group, length, 0.5, None, None)
     heads, width = 2, 8
-    own = [torch.randn(1, heads, length // 4, width, requires_grad=True) for _ in range(3)]
-    sequences = cut.sequences(Sequences.in_order(length, torch.device("cpu")))
+    own = [torch.randn(1, heads, length // 4, width) for _ in range(3)]
     with _Largest() as made:
-        attention[0](*own, sequences).sum().backward()
+        whole = (ring_forward if ring else gather_forward)(span, *own)
+        (ring_backward if ring else gather_backward)(span, *own, whole, torch.ones_like(own[0]))
     return made.elements / (2 * heads * width)
 
 
