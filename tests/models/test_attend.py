@@ -164,6 +164,27 @@ def test_the_logits_of_packed_documents_are_those_of_each_document_alone() -> No
     assert (unmasked[:, 5:] - alone[:, 5:]).abs().max() > 0.01
 
 
+@pytest.mark.slow
+def test_compiled_layers_with_masks_give_the_same_gradients() -> None:
+    tokens = torch.randint(TINY.vocab_size, (2, 16), generator=torch.Generator().manual_seed(0))
+    sizes = replace(TINY, sliding_window=3)
+
+    def gradients(model: Transformer) -> dict[str, Tensor]:
+        initialize_parameters(model, 0)
+        for seed in (0, 1):  # the second batch has other documents, and compiles nothing
+            model.zero_grad()
+            model(tokens, Sequences.packed(random_documents(2, 16, seed))).square().sum().backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    compiled = Transformer(sizes)
+    for layer in compiled.layers.values():
+        layer.compile(backend="aot_eager", fullgraph=True)
+    expected, found = gradients(Transformer(sizes)), gradients(compiled)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
 def test_the_mask_is_made_once_for_all_layers_and_kept_once() -> None:
     rows, length = 2, 48
     kept: dict[str, dict[int, int]] = {"masked": {}, "plain": {}}
