@@ -102,6 +102,10 @@ class Sizes(Protocol):
         """Parameters of one module, or of the whole model."""
         ...
 
+    def active_parameter_count(self, module: str | None = None) -> int:
+        """Those that one token goes through: not the experts that it is not sent to."""
+        ...
+
     def flops_per_token(self, seq_len: int, module: str | None = None) -> int:
         """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
         ...

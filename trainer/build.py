@@ -90,6 +90,7 @@ def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, m
     offloaded = config.training.enable_cpu_offload
     module.to_empty(device="cpu" if offloaded else process.device)
     initialize_parameters(module, config.training.seed)
+    move_buffers(module, process.device)  # FSDP brings only parameters to where the model computes
     module.train()
     return Stage(
         index,
@@ -99,6 +100,13 @@ def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, m
         sharding=sharding,
         loss_chunk=plan.loss_chunk,
     )
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move all buffers of a module to a device, and leave its parameters where they are."""
+    for child in module.modules():
+        for name, buffer in child._buffers.items():
+            child._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 def _build_executor(

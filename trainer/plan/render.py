@@ -38,7 +38,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 def _facts(plan: Plan, memory: Sequence[RankMemory]) -> list[tuple[str, str]]:
     lines = [
-        ("model", f"{plan.model}: {plan.parameters:,} parameters, {plan.flops_per_token:,} FLOPs per token"),
+        ("model", _model(plan)),
         ("mesh", _mesh(plan)),
         (
             "step",
@@ -50,6 +50,12 @@ def _facts(plan: Plan, memory: Sequence[RankMemory]) -> list[tuple[str, str]]:
     if len(plan.stages) > 1:
         lines.append(("pipeline", pipeline_line(plan)))
     return lines
+
+
+def _model(plan: Plan) -> str:
+    active = plan.sizes.active_parameter_count()
+    used = "" if active == plan.sizes.parameter_count() else f", of which a token uses {active:,}"
+    return f"{plan.model}: {plan.parameters:,} parameters{used}, {plan.flops_per_token:,} FLOPs per token"
 
 
 def _memory_line(memory: Sequence[RankMemory]) -> str:
