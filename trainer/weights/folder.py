@@ -89,11 +89,13 @@ def _by_index(path: Path) -> dict[str, Located]:
     if not isinstance(listed, dict) or not listed:
         raise ConfigurationError(f"{index} lists no tensors in weight_map")
     tensors: dict[str, Located] = {}
-    for name in dict.fromkeys(listed.values()):
+    for name in listed.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise ConfigurationError(f"{index} names {name!r}, which is no safetensors file of the folder")
-        if not (path / name).is_file():
-            raise ConfigurationError(f"{index} names {name}, which is not there")
+    absent = [name for name in listed.values() if not (path / name).is_file()]
+    if absent:
+        raise ConfigurationError(f"{index} names {absent[0]}, which is not there")
+    for name in dict.fromkeys(listed.values()):
         for tensor, entry in read_header(path / name).items():
             if listed.get(tensor) != name:
                 raise ConfigurationError(
