@@ -1,11 +1,12 @@
 """The order in which parallelisms are applied to a stage's untouched module: one visible place.
 
-1. tensor parallelism, on the plain model, so that all that follows sees a rank's own part;
-2. expert parallelism, which spreads what tensor parallelism has cut;
-3. context parallelism, inside everything else: only the attention of a layer knows of it;
-4. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
-5. compilation, so that what is recomputed is in the graph too;
-6. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
+1. float8, which exchanges linear layers for others that are cut and gathered like them;
+2. tensor parallelism, on the plain model, so that all that follows sees a rank's own part;
+3. expert parallelism, which spreads what tensor parallelism has cut;
+4. context parallelism, inside everything else: only the attention of a layer knows of it;
+5. activation checkpointing, so that what is recomputed is a whole layer of the plain model;
+6. compilation, so that what is recomputed is in the graph too;
+7. data parallelism, outermost, so that it gathers parameters once for the forward and once for the
    recomputation.
 
 The pipeline needs nothing applied: a stage holds only its own modules.
@@ -22,6 +23,7 @@ from parallelisms.context.cut import SequenceCut
 from parallelisms.context.split import SequenceSplit
 from parallelisms.data import Precision, ShardedStage, shard_data_parallel
 from parallelisms.expert import apply_expert_parallelism
+from parallelisms.float8 import convert_to_float8
 from parallelisms.layout import EXPERT_SHARD, FSDP, REPLICATE, Parallelism
 from parallelisms.mesh import Meshes
 from parallelisms.tensor import apply_tensor_parallelism
@@ -31,6 +33,9 @@ def apply_parallelisms(
     module: nn.Module, meshes: Meshes, parallelism: Parallelism, precision: Precision
 ) -> ShardedStage | None:
     """Apply everything to one stage's module, on the meta device, in place."""
+    if parallelism.float8 is not None:
+        sharded = parallelism.sharded and meshes.parameters[FSDP].size() > 1
+        convert_to_float8(module, parallelism.float8, meshes.parameters.device_type, sharded=sharded)
     if meshes.tensor.size() > 1:
         apply_tensor_parallelism(module, meshes.tensor, loss_parallel=parallelism.loss_parallel)
     if meshes.experts is not None:

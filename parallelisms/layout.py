@@ -101,6 +101,25 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Float8:
+    """Matrix products of the layers in 8-bit floating point.
+
+    Attributes:
+        recipe: "tensorwise", "rowwise" or "rowwise_with_gw_hp".
+        filters: parts of the names of what is left out.
+        gather: FSDP gathers the weights in float8, too.
+        precompute: the scales of gathered weights are worked out at once after each update.
+        emulate: round operands to float8 and multiply in high precision, on any device.
+    """
+
+    recipe: str = "tensorwise"
+    filters: tuple[str, ...] = ()
+    gather: bool = False
+    precompute: bool = False
+    emulate: bool = False
+
+
+@dataclass(frozen=True)
 class Parallelism:
     """What is applied to the module of every stage."""
 
@@ -114,3 +133,4 @@ class Parallelism:
     balanced_context: bool = True  # whether sequences are cut so that context ranks have equal work
     checkpointing_budget: float = 0.5
     compile_backend: str | None = None  # of torch.compile for each layer; None: not compiled
+    float8: Float8 | None = None

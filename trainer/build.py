@@ -15,6 +15,7 @@ from parallelisms.apply import apply_parallelisms, sequence_cut
 from parallelisms.collectives import Group
 from parallelisms.context.cut import SequenceCut
 from parallelisms.data import Precision, ShardedStage
+from parallelisms.float8 import NoFloat8Error
 from parallelisms.mesh import Meshes, build_meshes
 from parallelisms.pipeline.channels import Channels
 from parallelisms.pipeline.execute import Boundary, Executor, Observer
@@ -22,6 +23,7 @@ from parallelisms.pipeline.factory import PipelineSchedule
 from parallelisms.pipeline.stage import Stage
 from parallelisms.pipeline.tied import TiedEmbedding
 from trainer.config.schema import Config
+from trainer.errors import ConfigurationError
 from trainer.plan.plan import Plan
 from trainer.process import RankProcess
 
@@ -83,9 +85,14 @@ def _build_stage(index: int, config: Config, plan: Plan, process: RankProcess, m
     module = build_model(config, plan, planned.modules)
     masked = config.data.mask_documents
     use_attention_kernel(module, config.model.attention, process.device, documents_are_masked=masked)
-    sharding: ShardedStage | None = apply_parallelisms(
-        module, meshes, plan.parallelism, config_precision(config)
-    )
+    try:
+        sharding: ShardedStage | None = apply_parallelisms(
+            module, meshes, plan.parallelism, config_precision(config)
+        )
+    except NoFloat8Error as error:
+        raise ConfigurationError(
+            f"float8.enable_float8_linear = true: {error}; float8.emulate = true works anywhere"
+        ) from error
     # Sharded first, filled afterwards: no rank ever holds a whole stage that is sharded.
     offloaded = config.training.enable_cpu_offload
     module.to_empty(device="cpu" if offloaded else process.device)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelisms.float8 import precompute_scales
 from parallelisms.tensor import sum_gradients_of_whole_parameters
 from trainer.build import Pipeline
 from trainer.config.schema import Config
@@ -90,6 +91,9 @@ class Loop:
         self._progress = progress
         self._stop = stop or StopRequest()
         self._balance = ExpertBalance(config, plan, pipeline.parts, device)
+        float8 = plan.parallelism.float8
+        if float8 is not None and float8.precompute:
+            optimizer.register_step_post_hook(lambda *_: precompute_scales(pipeline.parts))
 
     def run(self, listeners: Sequence[Listener]) -> bool:
         """Train until the configured number of steps; False if it ended before, since a rank was asked to stop.

@@ -172,6 +172,8 @@ def defer_weight_gradients(module: nn.Module) -> WeightGradients:
     store = WeightGradients()
     for child in module.modules():
         if isinstance(child, nn.Linear | TiedOutput):
+            if isinstance(child, nn.Linear) and type(child).forward is not nn.Linear.forward:
+                continue  # computes otherwise, in float8: it keeps its own backward
             child.forward = _deferring_forward(child, store)  # type: ignore[method-assign, assignment]
         elif isinstance(child, Experts):
             child.multiply = _deferring_multiply(store)  # type: ignore[method-assign, assignment]

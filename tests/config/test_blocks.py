@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.reports import report_of, rules_broken
+from tests.config.reports import report_of
 from trainer.config.load import load
 
-BUDGET = ("--activation_checkpoint.mode", "memory_budget")
 COMPILE = "--training.compile"
-
-
-def test_a_memory_budget_is_refused_without_the_compiler_that_keeps_it() -> None:
-    (message,) = rules_broken(*BUDGET)
-    assert "is carried out by the compiler" in message
-    assert rules_broken(*BUDGET, COMPILE) == []
 
 
 @pytest.mark.parametrize("option", ["op", "1", "3"])
@@ -51,3 +44,14 @@ def test_that_compiled_layers_leave_no_weight_part_is_a_notice(schedule: str, no
     arguments = [COMPILE, *pipeline, "--experimental.pipeline_parallel_schedule", schedule]
     assert len(load(arguments).notices) == noticed
     assert load(arguments[1:]).notices == ()
+
+
+def test_float8_needs_a_device_that_has_it_or_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    float8 = "--float8.enable_float8_linear"
+    report = report_of(float8, world_size=1)
+    assert "processors have no matrix products in float8; allowed: false, or float8.emulate = true" in report
+    assert "\n" not in report
+    assert report_of(float8, "--float8.emulate", world_size=1) == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'stageline[float8]'" in report_of(float8, "--float8.emulate", world_size=1)

@@ -105,7 +105,7 @@ def test_a_file_of_torchtitan_0_2_loads_with_one_notice_for_each_old_spelling(tm
     assert (
         f"{path}:31: training.local_batch_size = 8 is spelled training.batch_size = 8 today" in loaded.notices
     )
-    assert len(loaded.notices) == len(set(loaded.notices)) == 19
+    assert len(loaded.notices) == len(set(loaded.notices)) == 22
 
 
 def test_a_file_of_january_2025_needs_no_notice(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ enable_float8_linear = false
         ("--parallelism.expert_tensor_parallel_degree 2", "command line: --parallelism.expert_tensor_parallel_degree 2: known from torchtitan, not available in Stageline 0.1.0; allowed: 1"),
         ("--compile.components [\"loss\"]", "allowed: [\"model\"] or [\"model\", \"loss\"]"),
         ("--experimental.enable_compiled_autograd", "allowed: false"),
-        ("--float8.enable_float8_linear", "known from torchtitan"),
-        ("--model.converters [\"float8\"]", "allowed: []"),
+        ("--float8.force_recompute_fp8_weight_in_bwd", "known from torchtitan"),
+        ("--model.converters [\"mx\"]", "a list is no boolean"),
         ("--checkpoint.load_only", "known from torchtitan"),
         ("--lr_scheduler.total_steps 30", "allowed: leaving it out"),
         ("--training.dataloader.num_workers 8", "allowed: 0"),
@@ -191,6 +191,8 @@ def test_functions_that_are_not_here_and_slips_in_old_spellings_are_refused_by_n
         ("--model.hf_assets_path tests", "model.tokenizer_path", "tests"),
         ("--optimizer.implementation fused", "optimizer.fused", True),
         ("--optimizer.beta1 0.5", "optimizer.betas", (0.5, 0.95)),
+        ("--model.converters [\"quantize.linear.float8\"]", "float8.enable_float8_linear", True),
+        ("--quantize.linear.float8.filter_fqns output", "float8.filter_fqns", ("output",)),
         ("--training.data_parallel_degree 1", "training.data_parallel_shard_degree", 1),
         (
             "--parallelism.pipeline_parallel_microbatch_size 3",

@@ -12,6 +12,7 @@ from trainer.config.load import load
 from trainer.config.machine import Machine
 from trainer.config.rules import (
     attention,
+    blocks,
     checkpoint,
     collect,
     context,
@@ -27,6 +28,10 @@ from trainer.config.rules import (
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
 INTERLEAVED = (f"{PP}schedule", "Interleaved1F1B")
+BUDGET = ("--activation_checkpoint.mode", "memory_budget")
+FLOAT8 = ("--float8.enable_float8_linear",)
+GATHER = ("--float8.enable_fsdp_float8_all_gather",)
+SCALES = ("--float8.precompute_float8_dynamic_scale_for_fsdp",)
 
 
 def ranks(count: int) -> tuple[str, str]:
@@ -77,6 +82,12 @@ CASES = [
     (model.balanced_models_have_experts, ["--model.name", "deepseek_v3", "--training.load_balance_rate", "0.01"], ["--model.name", "qwen3_moe", "--training.load_balance_rate", "0.01"], "balances its experts by the loss alone"),
     (model.sizes_fit_together, ["--model.name", "deepseek_v3", "--model.override.n_experts", "32"], ["--model.name", "deepseek_v3", "--model.override.n_expert_groups", "5"], "n_experts 16 is not divisible by n_expert_groups 5"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
+    (blocks.memory_budget_needs_compile, [*BUDGET, "--training.compile"], BUDGET, "is carried out by the compiler"),
+    (blocks.float8_gathers_what_has_one_scale, [*FLOAT8, *GATHER], [*FLOAT8, *GATHER, "--float8.recipe_name", "rowwise"], "one for each row"),
+    (blocks.float8_gathers_what_has_one_scale, GATHER, [*FLOAT8, *GATHER, "--training.tensor_parallel_degree", "2"], "tensor parallelism cuts them"),
+    (blocks.float8_gathers_what_has_one_scale, [*FLOAT8, *GATHER, *SCALES], [*FLOAT8, *SCALES], "float8_all_gather = true"),
+    (blocks.float8_filters_name_something, [*FLOAT8, "--float8.filter_fqns", "wk,output,auto_filter_small_kn"], [*FLOAT8, "--float8.filter_fqns", "attention.kw"], "attention.kw is in no name"),
+    (blocks.float8_filters_name_something, ["--float8.filter_fqns", "nothing"], [*FLOAT8, "--float8.filter_fqns", "auto_filter_small_kn", "--float8.recipe_name", "rowwise_with_gw_hp"], "no measurements"),
     (training.load_step_needs_checkpoints, ["--checkpoint.load_step", "3"], ["--checkpoint.load_step", "3", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),
     (training.export_dtype_needs_model_weights_only, ["--checkpoint.export_dtype", "float16", "--checkpoint.model_weights_only"], ["--checkpoint.export_dtype", "float16"], "applies only where"),

@@ -72,6 +72,18 @@ RENAMED = MappingProxyType(
         "debug.moe_force_load_balance": "training.debug_moe_force_load_balance",
         "compile.enable": "training.compile",
         "compile.backend": "training.compile_backend",
+        "training.enable_float8_linear": "float8.enable_float8_linear",
+        "training.enable_fp8_linear": "float8.enable_float8_linear",
+        **{
+            f"quantize.linear.float8.{key}": f"float8.{key}"
+            for key in (
+                "emulate",
+                "enable_fsdp_float8_all_gather",
+                "filter_fqns",
+                "precompute_float8_dynamic_scale_for_fsdp",
+                "recipe_name",
+            )
+        },
     }
 )
 
@@ -93,6 +105,12 @@ def _fused(value: object) -> object:
     return known.get(value, value) if isinstance(value, str) else value
 
 
+def _float8(value: object) -> object:
+    known = {"": False, "float8": True, "quantize.linear.float8": True}
+    names = ",".join(map(str, value)) if isinstance(value, list) else value
+    return known.get(names, value) if isinstance(names, str) else value
+
+
 def _first_of_each(value: object) -> object:
     parts = value if isinstance(value, list) else []
     if not parts or not all(isinstance(part, list) and part for part in parts):
@@ -105,6 +123,7 @@ CONVERTED = MappingProxyType(
         "metrics.save_for_all_ranks": Conversion("metrics.rank_0_only", _inverted),
         "metrics.enable_color_printing": Conversion("metrics.disable_color_printing", _inverted),
         "training.enable_loss_parallel": Conversion("training.disable_loss_parallel", _inverted),
+        "model.converters": Conversion("float8.enable_float8_linear", _float8),
         "optimizer.implementation": Conversion("optimizer.fused", _fused),
         "experimental.module_fqns_per_model_part": Conversion(
             "experimental.pipeline_parallel_split_points", _first_of_each
@@ -150,15 +169,12 @@ UNAVAILABLE = MappingProxyType(
         "job.save_config_file": (),
         "profiling.profiler_active": (1,),
         "profiling.profiler_warmup": (3,),
-        "model.converters": ((),),
         "model.print_after_conversion": (False,),
         "optimizer.early_step_in_backward": (False,),
         "lr_scheduler.total_steps": (),
         "training.data_parallel_type": ("fsdp",),
         "training.fsdp_reshard_after_forward": ("default",),
         "training.fp8_linear": ("",),
-        "training.enable_fp8_linear": (False,),
-        "training.enable_float8_linear": (False,),
         "training.gc_debug": (False,),
         "training.dtype": ("float32",),
         "training.debug_moe_force_load_balance": (False,),
@@ -193,7 +209,8 @@ UNAVAILABLE = MappingProxyType(
         "activation_checkpoint.visualize_memory_budget_pareto": (False,),
         # The loss is never compiled; the result is the same.
         "compile.components": (("model",), ("model", "loss")),
-        "float8.enable_float8_linear": (False,),
+        "float8.force_recompute_fp8_weight_in_bwd": (False,),
+        "float8.moe_fqns_prototype": ((),),
         "comm.save_traces_folder": ("comm_traces",),
         "comm.save_traces_file_prefix": ("rank_",),
         "comm.mode": ("default",),
@@ -227,13 +244,6 @@ GOVERNED = frozenset(
         "fault_tolerance.semi_sync_method",
         "fault_tolerance.should_quantize",
         "fault_tolerance.sync_steps",
-        "float8.emulate",
-        "float8.enable_fsdp_float8_all_gather",
-        "float8.filter_fqns",
-        "float8.force_recompute_fp8_weight_in_bwd",
-        "float8.moe_fqns_prototype",
-        "float8.precompute_float8_dynamic_scale_for_fsdp",
-        "float8.recipe_name",
         "memory_estimation.disable_fake_mode",
         "mx.filter_fqns",
         "mx.moe_fqns_prototype",
@@ -241,7 +251,7 @@ GOVERNED = frozenset(
         "mx.recipe_name",
         "mx.use_fp8_dim1_cast_triton_kernel",
         "quantize.grouped_mm",
-        "quantize.linear",
+        "quantize.linear.mx",
     }
 )
 """Keys that change only how a function works that is off."""
@@ -251,5 +261,7 @@ TABLES = frozenset(
 )
 """Tables of torchtitan that may stand in a file with nothing in them."""
 
-SUBTABLES = frozenset({"training.dataloader", "validation.dataloader"})
+SUBTABLES = frozenset(
+    {"training.dataloader", "validation.dataloader", "quantize.linear", "quantize.linear.float8"}
+)
 """Tables within tables whose keys are looked at one by one."""

@@ -112,10 +112,17 @@ def _flatten(document: dict[str, object], tables: frozenset[str]) -> Iterator[tu
         if not entries:
             yield (table,), entries
         for key, value in entries.items():
-            if f"{table}.{key}" in tables and isinstance(value, dict):
-                yield from (((table, key, name), each) for name, each in value.items())
-            else:
-                yield (table, key), value
+            yield from _entries((table, key), value, tables)
+
+
+def _entries(
+    key: tuple[str, ...], value: object, tables: frozenset[str]
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    if ".".join(key) in tables and isinstance(value, dict):
+        for name, each in value.items():
+            yield from _entries((*key, name), each, tables)
+    else:
+        yield key, value
 
 
 def _source(shown: str, key: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> Source:

@@ -15,7 +15,7 @@ from typing import Any
 
 from models.registry import configured_sizes
 from models.tied import copies_embedding
-from parallelisms.layout import Layout, Parallelism
+from parallelisms.layout import Float8, Layout, Parallelism
 from parallelisms.pipeline.actions import Kind
 from parallelisms.pipeline.errors import ScheduleError
 from parallelisms.pipeline.factory import PipelineSchedule, build_schedule
@@ -213,7 +213,8 @@ def state_of_ranks(
 ) -> tuple[StateBytes, ...]:
     """The training state of the ranks at each place of the pipeline."""
     parameters = [
-        StageParameters.of(sizes, stage.modules, layout.sharding_ranks, moments) for stage in stages
+        StageParameters.of(sizes, stage.modules, layout.sharding_ranks, moments, layout.tensor)
+        for stage in stages
     ]
     return tuple(
         state_bytes([parameters[stage] for stage in placement.stages_of(rank)])
@@ -274,6 +275,7 @@ def _parallelism(config: Config, layout: Layout) -> Parallelism:
         checkpointing_option=config.activation_checkpoint.selective_ac_option,
         checkpointing_budget=config.activation_checkpoint.memory_budget,
         compile_backend=training.compile_backend if training.compile else None,
+        float8=_float8(config),
         rotate_method=config.experimental.context_parallel_rotate_method,
         balanced_context=config.experimental.context_parallel_load_balancer == "headtail",
     )
@@ -283,6 +285,19 @@ def _loss_chunk(config: Config, layout: Layout) -> int | None:
     # Gathered logits are those of all tokens.
     gathers = layout.tensor > 1 and config.training.disable_loss_parallel
     return config.training.loss_chunk if config.training.fused_loss and not gathers else None
+
+
+def _float8(config: Config) -> Float8 | None:
+    table = config.float8
+    if not table.enable_float8_linear:
+        return None
+    return Float8(
+        recipe=table.recipe_name,
+        filters=table.filter_fqns,
+        gather=table.enable_fsdp_float8_all_gather,
+        precompute=table.precompute_float8_dynamic_scale_for_fsdp,
+        emulate=table.emulate,
+    )
 
 
 def moments_of(config: Config) -> Moments:

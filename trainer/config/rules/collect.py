@@ -40,6 +40,8 @@ RULES: tuple[Rule, ...] = (
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
     blocks.memory_budget_needs_compile,
+    blocks.float8_gathers_what_has_one_scale,
+    blocks.float8_filters_name_something,
     training.load_step_needs_checkpoints,
     training.seed_checkpoint_needs_checkpoints,
     training.export_dtype_needs_model_weights_only,
@@ -70,7 +72,7 @@ FILE_RULES: tuple[Rule, ...] = (
 NOTICES: tuple[Callable[[Config], Iterator[str]], ...] = (
     training.warmup_longer_than_the_run,
     training.decay_cut_off_by_the_warmup,
-    blocks.compiled_layers_have_no_weight_part,
+    blocks.layers_without_a_weight_part,
     model.sequences_longer_than_the_model_was_made_for,
 )
 
@@ -97,6 +99,7 @@ def check_for_training(loaded: Loaded, world_size: int) -> None:
     raise_for(unsuited, loaded.given, loaded.shown_path)
     problems = check(loaded.config, world_size) + check_files(loaded.config)
     problems += blocks.compiler_of_the_machine_is_there(loaded)
+    problems += blocks.float8_is_installed_and_possible(loaded)
     problems += attention.attention_kernel_suits_the_device(loaded.config)
     problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
     raise_for(problems, loaded.given, loaded.shown_path)

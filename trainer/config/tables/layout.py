@@ -71,4 +71,25 @@ class ActivationCheckpoint(Table):
 
 
 class Float8(Table):
-    """8-bit matrix products. There are no keys yet."""
+    """Matrix products in 8-bit floating point, by torchao."""
+
+    enable_float8_linear: bool = False
+    """Compute the linear layers of all layers in float8; embedding, output and experts stay as they are."""
+
+    recipe_name: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
+    """How operands are scaled: with one number each, or one for each row. "rowwise_with_gw_hp" computes weight
+    gradients in high precision: most accurate, least fast."""
+
+    enable_fsdp_float8_all_gather: bool = False
+    """Gather sharded weights in float8, which is half of the bytes of bfloat16. Only with "tensorwise"."""
+
+    precompute_float8_dynamic_scale_for_fsdp: bool = False
+    """Work out the scales of all gathered weights at once after each update."""
+
+    filter_fqns: Names = ()
+    """Parts of the names of linear layers that stay as they are, such as "attention.wk,attention.wv".
+    "auto_filter_small_kn": those that are too small to be faster. Those with a size that is no multiple of 16
+    always stay."""
+
+    emulate: bool = False
+    """Round to float8 but multiply in high precision, on any device: to try it out, not to be fast."""
