@@ -12,6 +12,8 @@ import torch
 
 from tests.distributed.ranks import run_ranks
 from trainer.build import Pipeline, build_pipeline
+from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.state import TrainState
 from trainer.config.schema import Config
 from trainer.data.loader import build_loader
 from trainer.data.tokenizer import load_tokenizer
@@ -19,6 +21,7 @@ from trainer.loop import Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
 from trainer.plan.plan import make_plan
 from trainer.process import RankIdentity, RankProcess
+from trainer.weights.initial import load_initial
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -93,6 +96,9 @@ def trainer_of(rank: int, config: Config, world_size: int, record: Path) -> Iter
         )
         schedule = build_lr_schedule(optimizer, config)
         loop = Loop(config, plan, pipeline, optimizer, schedule, loader, process.device, process.progress)
+        if config.checkpoint.initial_load_path is not None:
+            state = TrainState(pipeline.parts, optimizer, schedule, loader, loop.counters)
+            load_initial(config.checkpoint, plan.sizes, state, Ranks(), print)
         yield Trainer(pipeline, optimizer, loop)
         loader.close()
 
