@@ -9,7 +9,7 @@ Here are the modules that all families share; what a layer keeps stands beside e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 FP32 = 4
@@ -39,6 +39,7 @@ class Saved:
         per_sequence: bytes for each position of a microbatch, whatever its number of sequences; modules of one
             stage share them.
         holds_input: whether the input itself is among what is kept, and not only a copy in another format.
+        undivided: what of all this tensor parallelism does not divide: each rank of a group has it. None: nothing.
     """
 
     input: int = 0
@@ -49,6 +50,31 @@ class Saved:
     forward_temporary: int = 0
     per_sequence: int = 0
     holds_input: bool = True
+    undivided: Saved | None = None
+
+    @property
+    def common(self) -> Saved:
+        """What is not divided, nothing included."""
+        return Saved() if self.undivided is None else self.undivided
+
+    def over(self, ranks: int) -> Saved:
+        """What each of so many ranks of a tensor group keeps; `per_sequence` is not divided."""
+        if ranks == 1:
+            return self
+        common = self.common
+
+        def part(whole: int, undivided: int) -> int:
+            return undivided + (whole - undivided) // ranks
+
+        return replace(
+            self,
+            input=part(self.input, common.input),
+            inside=part(self.inside, common.inside),
+            operations=None if self.operations is None else part(self.operations, common.operations or 0),
+            deferred=part(self.deferred, common.deferred),
+            temporary=part(self.temporary, common.temporary),
+            forward_temporary=part(self.forward_temporary, common.forward_temporary),
+        )
 
     @property
     def whole(self) -> int:
@@ -78,7 +104,7 @@ def norm_saved(dim: int, norm_type: str, element: int, kernels: Kernels) -> Norm
 
 def embedding_saved() -> Saved:
     """Of the embedding: the tokens."""
-    return Saved(input=_INT64)
+    return Saved(input=_INT64, undivided=Saved(input=_INT64))
 
 
 def last_norm_saved(dim: int, norm_type: str, element: int, kernels: Kernels) -> Saved:
@@ -98,4 +124,20 @@ def output_saved(dim: int, vocab_size: int, element: int) -> Saved:
         temporary=2 * FP32 * vocab_size,
         # The logits, and a copy of them in fp32 if they are not.
         forward_temporary=(element + (FP32 if element != FP32 else 0)) * vocab_size,
+        undivided=Saved(input=element * dim, inside=_INT64, deferred=element * dim),
+    )
+
+
+def fused_output_saved(dim: int, vocab_size: int, element: int, chunks: float) -> Saved:
+    """Of the output and the loss where only a part of a microbatch's logits, 1 / `chunks`, are there at a time.
+
+    The gradient of the hidden states is made with the loss, and the hidden states themselves are not needed again.
+    """
+    # Logits and their copy in fp32, which becomes their gradient, and that in the compute format.
+    at_a_time = (FP32 if element == FP32 else FP32 + element) * vocab_size
+    work = int(at_a_time / chunks)
+    return Saved(
+        inside=element * dim,
+        forward_temporary=element * dim + work,
+        undivided=Saved(inside=element * dim, forward_temporary=element * dim),
     )

@@ -89,6 +89,13 @@ class Mixture:
             deferred=element * (self.n_experts + k * (2 * d + 3 * f) + (d + 3 * s if s else 0)),
             temporary=element * (k * (3 * f + 2 * d) + d),
             forward_temporary=element * k * d,
+            # Every rank routes all tokens, and hands each of their copies to its part of the experts.
+            undivided=Saved(
+                inside=element * k * 2 * d + router,
+                deferred=element * (self.n_experts + k * 2 * d + (d if s else 0)),
+                temporary=element * (k * 2 * d + d),
+                forward_temporary=element * k * d,
+            ),
         )
 
     def problems(self) -> Iterator[str]:

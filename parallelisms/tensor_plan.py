@@ -103,3 +103,11 @@ def kv_heads(sizes: Any) -> int | None:
     """How many heads of keys and values a model has; None if each query has its own."""
     heads: int | None = getattr(sizes, "n_kv_heads", None)
     return heads
+
+
+def features_into_attention(sizes: Any) -> int:
+    """Numbers for each token that an attention layer gathers: of the hidden state, or of latent vectors."""
+    latent = getattr(sizes, "kv_lora_rank", 0)
+    if not latent:
+        return int(sizes.dim)
+    return int((sizes.q_lora_rank or sizes.dim) + latent + sizes.qk_rope_head_dim)

@@ -41,6 +41,13 @@ def layer_saved(sizes: DeepSeekV3Sizes, dense: bool, element: int, kernels: Kern
         forward_temporary=max(attention.forward_temporary, rest.forward_temporary),
         per_sequence=attention.per_sequence,
         holds_input=norm.input == element * d,
+        # Whole sequences of the latent vectors (see `_attention_saved`) and of the normalised h.
+        undivided=Saved(
+            inside=attention.common.inside + rest.common.inside + element * d,
+            deferred=attention.common.deferred + rest.common.deferred + element * d,
+            temporary=max(attention.common.temporary, rest.common.temporary),
+            forward_temporary=rest.common.forward_temporary,
+        ),
     )
 
 
@@ -53,6 +60,7 @@ def _attention_saved(sizes: DeepSeekV3Sizes, element: int, kernels: Kernels) -> 
     if q:
         of_queries = norm_saved(q, "rmsnorm", element, kernels)
         inside += element * q + of_queries.input + of_queries.more
+    whole = inside if q else inside + element * sizes.dim  # wq has whole sequences of the normalised x
     padded = v < n + r
     inside += element * h * (3 * (n + r) + n + r + v if padded else 2 * (n + r) + n + v + v) + FP32 * h
     linear = (2 * q if q else 0) + h * (n + r) + 2 * c + r + h * (n + v) + h * v + 2 * sizes.dim
@@ -62,9 +70,15 @@ def _attention_saved(sizes: DeepSeekV3Sizes, element: int, kernels: Kernels) -> 
         temporary=element * 2 * h * (2 * n + r + v),
         forward_temporary=element * h * (n + r) + FP32 * 2 * h * r,  # q in two parts while it is turned
         per_sequence=FP32 * r,  # complex numbers for half of the features that turn
+        undivided=Saved(inside=whole, deferred=element * ((q or sizes.dim) + c + sizes.dim)),
     )
 
 
 def _feed_forward_saved(sizes: DeepSeekV3Sizes, element: int) -> Saved:
     d, f = sizes.dim, sizes.ffn_hidden
-    return Saved(inside=element * 4 * f, deferred=element * (d + 3 * f), temporary=element * (3 * f + 2 * d))
+    return Saved(
+        inside=element * 4 * f,
+        deferred=element * (d + 3 * f),
+        temporary=element * (3 * f + 2 * d),
+        undivided=Saved(deferred=element * d, temporary=element * 2 * d),
+    )

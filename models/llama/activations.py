@@ -45,4 +45,11 @@ def layer_saved(sizes: LlamaSizes, element: int, kernels: Kernels) -> Saved:
         forward_temporary=FP32 * 2 * d,  # q in fp32 while it is turned
         per_sequence=FP32 * sizes.head_dim,  # complex numbers for half of the features
         holds_input=norm.input == element * d,
+        # Whole sequences of both normalised states; where weights come later, of the gradients of wo and w2 too.
+        undivided=Saved(
+            inside=element * 2 * d,
+            operations=element * d,
+            deferred=element * 4 * d,
+            temporary=element * 2 * d,
+        ),
     )

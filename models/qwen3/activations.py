@@ -29,4 +29,6 @@ def layer_saved(sizes: Qwen3Sizes, element: int, kernels: Kernels) -> Saved:
         forward_temporary=attention.forward_temporary,
         per_sequence=attention.per_sequence,
         holds_input=norm.input == element * d,
+        # Whole sequences of both normalised states; where weights come later, of the gradients of wo and w2 too.
+        undivided=Saved(inside=element * 2 * d, deferred=element * 4 * d, temporary=element * 2 * d),
     )

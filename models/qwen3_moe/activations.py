@@ -29,4 +29,11 @@ def layer_saved(sizes: Qwen3MoESizes, element: int, kernels: Kernels) -> Saved:
         forward_temporary=max(attention.forward_temporary, mixture.forward_temporary),
         per_sequence=attention.per_sequence,
         holds_input=norm.input == element * d,
+        # Whole sequences of both normalised states, and of the gradient of wo's result.
+        undivided=Saved(
+            inside=mixture.common.inside + element * 2 * d,
+            deferred=mixture.common.deferred + element * 3 * d,
+            temporary=mixture.common.temporary,
+            forward_temporary=mixture.common.forward_temporary,
+        ),
     )

@@ -84,7 +84,7 @@ def _step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
     vocabulary = plan.sizes.vocab_size
     for run in range(plan.accumulation):
         tokens = [torch.randint(vocabulary, (rows, plan.seq_len)) for rows in plan.rows]
-        loss = loss_of_microbatches(tokens, torch.tensor(plan.tokens_per_step))
+        loss = loss_of_microbatches(tokens, torch.tensor(plan.tokens_per_step), pipeline.vocabulary)
         last = run == plan.accumulation - 1
         sequences = None
         if config.data.mask_documents:
@@ -175,9 +175,9 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.name()
-        if name.startswith("c10d::"):
+        if name.startswith(("c10d::", "_c10d_functional::")):
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            self.bytes[name.removeprefix("c10d::")] += sum(tensor.nbytes for tensor in tensors[:1])
+            self.bytes[name.partition("::")[2]] += sum(tensor.nbytes for tensor in tensors[:1])
         return function(*args, **(kwargs or {}))
 
 

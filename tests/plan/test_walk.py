@@ -24,6 +24,7 @@ STAGE = StageMemory(
     fresh_gradients=0,
     fresh_input_gradients=0,
     fresh_weight_gradients=0,
+    loss_gradient=0,
     first=True,
     last=True,
 )

@@ -43,6 +43,7 @@ class Floors:
         formats: Formats,
         world_size: int,
         moments: Moments,
+        loss_chunk: int | None,
     ) -> None:
         self._sizes = sizes
         self._splits = splits
@@ -50,6 +51,7 @@ class Floors:
         self._formats = formats
         self._world_size = world_size
         self._moments = moments
+        self._loss_chunk = loss_chunk
         self._costs: dict[tuple[int, str, bool], Costs] = {}
         self._activations: dict[tuple[int, str, bool], tuple[StageActivations, ...]] = {}
         self._parameters: dict[tuple[int, int, bool], tuple[StageParameters, ...]] = {}
@@ -109,6 +111,7 @@ class Floors:
                     formats=self._formats,
                     parallelism=_parallelism(candidate),
                     kernels=Kernels.ACCELERATOR,
+                    loss_chunk=self._loss_chunk,
                 )
                 for index, modules in enumerate(self._split(candidate).stages)
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from models.activations import Kernels
 from trainer.plan.activations import StageActivations, stage_activations
+from trainer.plan.formats import STATE_BYTES
 from trainer.plan.state import StageParameters, StateBytes
 from trainer.plan.walk import Moment, StageMemory, walk
 
@@ -66,8 +67,11 @@ def _forecast_rank(plan: Plan, rank: int, kernels: Kernels) -> RankMemory:
     return RankMemory(state, walked.activations, walked.peak, state.total if offloaded else 0)
 
 
-def _parameters(plan: Plan, index: int) -> StageParameters:
-    return StageParameters.of(plan.sizes, plan.stages[index].modules, plan.layout.sharding_ranks)
+def _parameters(plan: Plan, index: int, but: str | None = None) -> StageParameters:
+    """Of a stage, perhaps without one of its modules."""
+    layout = plan.layout
+    modules = [module for module in plan.stages[index].modules if module != but]
+    return StageParameters.of(plan.sizes, modules, layout.sharding_ranks, tensor=layout.tensor)
 
 
 def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
@@ -82,12 +86,20 @@ def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:
         gather_buffer=gathered if kept and plan.layout.sharding_ranks > 1 else 0,
         unreduced=_unreduced(plan, parameters) if parallelism.sharded else 0,
         reduce_buffer=max(parameters.largest_layer, parameters.rest.whole) * formats.reduction_bytes,
-        fresh_gradients=_fresh_gradients(plan, parameters),
+        fresh_gradients=_fresh_gradients(plan, index),
         fresh_input_gradients=parameters.rest.largest * formats.compute_bytes if index == 0 else 0,
         fresh_weight_gradients=gathered if _adds_in_another_format(plan) else 0,
+        loss_gradient=_loss_gradient(plan, index),
         first=index == 0,
         last=index == len(plan.stages) - 1,
     )
+
+
+def _loss_gradient(plan: Plan, index: int) -> int:
+    """The output's weight gradient, which is added up in fp32."""
+    if plan.loss_chunk is None or "output" not in plan.stages[index].modules:
+        return 0
+    return plan.sizes.vocab_size * plan.sizes.dim // plan.layout.tensor * STATE_BYTES
 
 
 def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
@@ -96,6 +108,9 @@ def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
         plan.stages[index].modules,
         first=index == 0,
         seq_len=plan.rank_seq_len,
+        tensor=plan.layout.tensor,
+        loss_chunk=plan.loss_chunk,
+        rows=max(plan.rows),
         formats=plan.formats,
         parallelism=plan.parallelism,
         kernels=kernels,
@@ -109,9 +124,10 @@ def _adds_in_another_format(plan: Plan) -> bool:
     return plan.parallelism.sharded and plan.formats.compute != plan.formats.reduction
 
 
-def _fresh_gradients(plan: Plan, parameters: StageParameters) -> int:
+def _fresh_gradients(plan: Plan, index: int) -> int:
     """What a backward has computed and not added yet: a parameter's gradient, or, where the format changes, those
-    of a layer, and those that belong to no layer until its end."""
+    of a layer, and those that belong to no layer until its end. The output's may have been made with the loss."""
+    parameters = _parameters(plan, index, but="output" if plan.loss_chunk is not None else None)
     if _adds_in_another_format(plan):
         return (parameters.largest_layer + parameters.rest.whole) * plan.formats.compute_bytes
     return max(group.largest for group in parameters.groups) * plan.formats.compute_bytes

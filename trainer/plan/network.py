@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from models.tied import EMBEDDING, held_shapes
 from parallelisms.pipeline.actions import Kind
+from trainer.plan.context_traffic import context_traffic
 from trainer.plan.formats import STATE_BYTES
-from trainer.plan.state import ParameterGroup, StageParameters
+from trainer.plan.state import ParameterGroup, StageParameters, local_shapes
+from trainer.plan.tensor_traffic import tensor_traffic
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan
@@ -33,6 +35,8 @@ class RankTraffic:
         all_reduce: gradients, summed over replicas.
         activations: to the ranks of next stages.
         gradients: to the ranks of previous stages.
+        tensor: hidden states, their gradients and the like within tensor groups.
+        context: keys, values and the like within context groups.
         tied: gradients of an embedding of which two stages hold a copy.
     """
 
@@ -41,6 +45,8 @@ class RankTraffic:
     all_reduce: int
     activations: int = 0
     gradients: int = 0
+    tensor: int = 0
+    context: int = 0
     tied: int = 0
 
     @property
@@ -64,17 +70,23 @@ def forecast_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
 
 def collective_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
     """The same without the messages between stages."""
-    parameters = [StageParameters.of(plan.sizes, stage.modules, plan.layout.shard) for stage in plan.stages]
+    parameters = [
+        StageParameters.of(plan.sizes, stage.modules, plan.layout.sharding_ranks, tensor=plan.layout.tensor)
+        for stage in plan.stages
+    ]
     placement = plan.schedule.placement
     collectives = [
         _collectives(plan, [parameters[index] for index in placement.stages_of(rank)])
         for rank in range(plan.layout.pipeline)
     ]
-    return tuple(replace(each, tied=_tied(plan, rank)) for rank, each in enumerate(collectives))
+    return tuple(
+        replace(each, tied=_tied(plan, rank), tensor=_tensor(plan, rank), context=_context(plan, rank))
+        for rank, each in enumerate(collectives)
+    )
 
 
 def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
-    shard, replicate = plan.layout.shard, plan.layout.replicate
+    shard, replicate = plan.layout.sharding_ranks, plan.layout.replicate
     reduced = sum(stage.share for stage in stages) * plan.formats.reduction_bytes
     return RankTraffic(
         gather=(shard - 1) * sum(_gathered(plan, stage) for stage in stages) * plan.formats.compute_bytes,
@@ -83,18 +95,29 @@ def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
     )
 
 
+def _tensor(plan: Plan, rank: int) -> int:
+    stages = plan.schedule.placement.stages_of(rank)
+    return sum(tensor_traffic(plan, plan.stages[index].modules) for index in stages)
+
+
+def _context(plan: Plan, rank: int) -> int:
+    stages = plan.schedule.placement.stages_of(rank)
+    return sum(context_traffic(plan, plan.stages[index].modules).total for index in stages)
+
+
 def _tied(plan: Plan, rank: int) -> int:
     """An all-reduce of two ranks, each with its part of the matrix; nothing where one rank has both stages."""
     owners = plan.tied_owners
     if owners is None or rank not in owners or owners[0] == owners[1]:
         return 0
-    shapes = held_shapes(plan.sizes, (EMBEDDING,)).values()
+    shapes = local_shapes(plan.sizes, held_shapes(plan.sizes, (EMBEDDING,)), plan.layout.tensor)
     return ParameterGroup.of(shapes, plan.layout.sharding_ranks).share * STATE_BYTES
 
 
 def _messages(plan: Plan, rank: int) -> dict[str, int]:
     """Bytes of activations and of gradients that go to other stages."""
-    boundary = plan.seq_len * plan.sizes.dim * plan.formats.compute_bytes * plan.accumulation
+    part = plan.rank_seq_len // plan.layout.tensor
+    boundary = part * plan.sizes.dim * plan.formats.compute_bytes * plan.accumulation
     rows = {Kind.SEND_ACTIVATION: 0, Kind.SEND_GRADIENT: 0}
     for action in plan.schedule.actions[rank]:
         if action.kind in rows and action.microbatch is not None:

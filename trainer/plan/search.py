@@ -56,6 +56,16 @@ def search_layouts(
             f"--search knows how fast {accelerator.name} is in bfloat16 only, and the configuration has "
             f"training.mixed_precision_param = {config.training.mixed_precision_param}"
         )
+    inner = {
+        "training.tensor_parallel_degree": config.training.tensor_parallel_degree,
+        "experimental.context_parallel_degree": config.experimental.context_parallel_degree,
+        "experimental.expert_parallel_degree": config.experimental.expert_parallel_degree,
+    }
+    if wide := [f"{key} = {degree}" for key, degree in inner.items() if degree > 1]:
+        raise ConfigurationError(
+            f"--search proposes pipelines and data parallelism, and the configuration has {' and '.join(wide)}; "
+            "compare plans of such layouts instead (stageline plan --help)"
+        )
     return _Search(config, world_size, accelerator, gpus_per_node).run(top)
 
 
@@ -88,7 +98,13 @@ class _Search:
         self._splits = Splits(self._sizes, training.seq_len)
         formats = Formats(training.mixed_precision_param, training.mixed_precision_reduce)
         self._floors = Floors(
-            self._sizes, self._splits, training.seq_len, formats, world_size, moments_of(config)
+            self._sizes,
+            self._splits,
+            training.seq_len,
+            formats,
+            world_size,
+            moments_of(config),
+            training.loss_chunk if training.fused_loss else None,
         )
         self._work = 0
         self._planned = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelisms.layout import PIPELINE, REPLICATE, SHARD
+from parallelisms.layout import PIPELINE, REPLICATE, SHARD, TENSOR
 from parallelisms.pipeline.costs import scaled
 from parallelisms.pipeline.setting import Costs
 from parallelisms.pipeline.simulate import simulate
@@ -18,6 +18,7 @@ from trainer.plan.accelerators import Accelerator
 from trainer.plan.network import RankTraffic, forecast_traffic
 from trainer.plan.nodes import Nodes
 from trainer.plan.stages import stage_costs
+from trainer.plan.tensor_traffic import tensor_traffic
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan
@@ -57,6 +58,7 @@ class Bandwidths:
     shard: float
     replicate: float
     pipeline: float
+    tensor: float
 
 
 def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
@@ -74,7 +76,7 @@ def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
         return min(inside, place.in_node * between) if place.crosses_nodes else inside
 
     pipeline = between if nodes.place(PIPELINE).crosses_nodes else inside
-    return Bandwidths(of(SHARD), of(REPLICATE), pipeline)
+    return Bandwidths(of(SHARD), of(REPLICATE), pipeline, of(TENSOR))
 
 
 def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
@@ -103,9 +105,18 @@ def costs_in_seconds(plan: Plan, accelerator: Accelerator, speeds: Bandwidths) -
     """Seconds of each stage's work on one microbatch of the largest size, and of a message."""
     assert accelerator.peak_flops is not None
     tokens = max(plan.rows) * plan.rank_seq_len
-    costs = scaled(stage_costs(plan.stages), tokens / (accelerator.peak_flops * EFFICIENCY))
-    message = tokens * plan.sizes.dim * plan.formats.compute_bytes / speeds.pipeline
-    return Costs(costs.forward, costs.backward_input, costs.backward_weight, message)
+    ranks = plan.layout.tensor
+    costs = scaled(stage_costs(plan.stages), tokens / (accelerator.peak_flops * EFFICIENCY * ranks))
+    message = tokens * plan.sizes.dim * plan.formats.compute_bytes / (speeds.pipeline * ranks)
+    # Nothing is computed beside what a tensor group exchanges; half of it belongs to the forward.
+    share = max(plan.rows) / (sum(plan.rows) * plan.accumulation)
+    exchange = [tensor_traffic(plan, stage.modules) * share / speeds.tensor / 2 for stage in plan.stages]
+    return Costs(
+        tuple(cost + each for cost, each in zip(costs.forward, exchange, strict=True)),
+        tuple(cost + each for cost, each in zip(costs.backward_input, exchange, strict=True)),
+        costs.backward_weight,
+        message,
+    )
 
 
 def exposed_collectives(plan: Plan, traffic: RankTraffic, speeds: Bandwidths, costs: Costs) -> float:

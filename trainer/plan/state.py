@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from models.sizes import Sizes
 from models.tied import held_shapes
 from parallelisms.pipeline.split import is_layer
+from parallelisms.tensor_plan import kv_heads, local_shape
 from trainer.plan.formats import STATE_BYTES
 
 
@@ -119,20 +120,34 @@ class StageParameters:
 
     @classmethod
     def of(
-        cls, sizes: Sizes, modules: Sequence[str], shard: int, moments: Moments = Moments()
+        cls,
+        sizes: Sizes,
+        modules: Sequence[str],
+        shard: int,
+        moments: Moments = Moments(),
+        tensor: int = 1,
     ) -> StageParameters:
+        """Of a stage of these modules; "whole" is what one of the `tensor` ranks of a group has."""
         layers = [name for name in modules if is_layer(name)]
         others = [name for name in modules if not is_layer(name)]
         # Layers of one shape are one object: a large model has hundreds of them.
         groups: dict[tuple[tuple[int, ...], ...], ParameterGroup] = {}
         found = []
         for name in layers:
-            shapes = tuple(sizes.parameter_shapes(name).values())
+            shapes = local_shapes(sizes, sizes.parameter_shapes(name), tensor)
             if shapes not in groups:
                 groups[shapes] = ParameterGroup.of(shapes, shard)
             found.append(groups[shapes])
-        rest = held_shapes(sizes, others).values()
+        rest = local_shapes(sizes, held_shapes(sizes, others), tensor)
         return cls(tuple(found), ParameterGroup.of(rest, shard), moments)
+
+
+def local_shapes(
+    sizes: Sizes, shapes: Mapping[str, tuple[int, ...]], tensor: int
+) -> tuple[tuple[int, ...], ...]:
+    """What each of `tensor` ranks has of the parameters of these names and shapes."""
+    heads = kv_heads(sizes)
+    return tuple(local_shape(name, shape, tensor, heads) for name, shape in shapes.items())
 
 
 def state_bytes(stages: Sequence[StageParameters]) -> StateBytes:

@@ -28,7 +28,8 @@ class Moment:
         gathered: whole parameters in the compute format, where FSDP shards them.
         unreduced: whole gradients that wait to be reduced, where FSDP shards them.
         activations: what microbatches hold from their forward to the end of their backward.
-        buffers: messages between stages, and what FSDP gathers into and reduces from.
+        buffers: messages between stages, what FSDP gathers into and reduces from, and gradients that were made
+            with the loss.
         workspace: what the action in progress needs for itself.
     """
 
@@ -76,6 +77,7 @@ class StageMemory:
         fresh_gradients: what a backward has made and not yet added to the gradients that are there.
         fresh_input_gradients, fresh_weight_gradients: the same of the two parts of a split backward; the
             embedding's gradient comes with the first.
+        loss_gradient: the output's weight gradient where it is made with the loss, until a backward takes it.
         first, last: where it is in the pipeline.
     """
 
@@ -88,6 +90,7 @@ class StageMemory:
     fresh_gradients: int
     fresh_input_gradients: int
     fresh_weight_gradients: int
+    loss_gradient: int
     first: bool
     last: bool
 
@@ -150,6 +153,7 @@ class _Walker:
         self._are_gathered: set[int] = set()
         self._gathering: set[int] = set()  # stages whose parameters are still on their way
         self._have_gradients: set[int] = set()
+        self._with_loss: set[int] = set()  # stages with gradients that were made with the loss
         self._sent = 0  # bytes that are sent while the next action computes
         self.peak = self._moment("start")
 
@@ -211,6 +215,9 @@ class _Walker:
         if not stage.first:
             self.buffers -= boundary  # the input: from now on it is among what is held
         self._hold(held)
+        if stage.loss_gradient and action.stage not in self._with_loss:
+            self._with_loss.add(action.stage)
+            self.buffers += stage.loss_gradient
         self._see(action, workspace=stage.activations.forward_temporary * self._rows_of(action))
         if action.stage in self._gathering:
             self._gathering.discard(action.stage)
@@ -227,6 +234,9 @@ class _Walker:
         if action.kind is Kind.BACKWARD_INPUT and deferred > held:
             self._hold(deferred - held)
             held = deferred
+        if action.stage in self._have_gradients:
+            self._see(action, workspace=0)
+            self._add_loss_gradient(action, stage)  # before anything else
         self._see(action, workspace)
         match action.kind:
             case Kind.BACKWARD:
@@ -238,10 +248,17 @@ class _Walker:
         # Gradients come layer by layer, while activations go: the peak is at one of the two ends.
         if action.kind is not Kind.BACKWARD_INPUT:
             self.begin_gradients(stage, action.stage)
+            self._add_loss_gradient(action, stage)
         self._see(action, min(workspace, fresh + stage.activations.layer_temporary * rows))
         if inputs and not stage.last:
             self.buffers -= boundary  # the gradient of the output
         self._computed(boundary if inputs and not stage.first else 0)
+
+    def _add_loss_gradient(self, action: Action, stage: StageMemory) -> None:
+        """The gradient that was made with the loss is among the others now."""
+        if action.stage in self._with_loss:
+            self._with_loss.discard(action.stage)
+            self.buffers -= stage.loss_gradient
 
     def _fresh(self, action: Action, stage: StageMemory) -> int:
         """Gradients that are made to be added to others. The first ones take their place at once."""
