@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parallelisms.parts import parts_taken
+
 
 def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
     """Compile every layer in `module.layers`, at its first use.
@@ -28,17 +30,19 @@ def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
     layers = module.layers
     assert isinstance(layers, nn.ModuleDict)
     for layer in layers.values():
-        layer.forward = _Compiled(layer.forward, backend)
+        layer.forward = _Compiled(layer, backend)
 
 
 class _Compiled:
     """A layer's forward, compiled at its first use."""
 
-    def __init__(self, forward: Callable[..., Tensor], backend: str) -> None:
-        self._forward = torch.compile(forward, backend=backend)
+    def __init__(self, layer: nn.Module, backend: str) -> None:
+        self._layer = layer
+        self._forward: Callable[..., Tensor] = torch.compile(layer.forward, backend=backend)
 
     def __call__(self, x: Tensor, *others: Any) -> Tensor:
         # (B, T, D). There are two lengths at most, those of training and of validation; of any length, attention
         # could not be traced.
         torch._dynamo.mark_static(x, 1)
-        return self._forward(x, *others)
+        with parts_taken(self._layer):
+            return self._forward(x, *others)

@@ -3,11 +3,15 @@
 Where a parameter is divided among ranks that compute with different parts of it (tensor and expert parallelism), the
 module keeps it as a DTensor, for the optimizer, the norm and checkpoints, and its forward, which knows nothing of
 that, finds a plain tensor: this rank's part, from which autograd leads back to the DTensor.
+
+The compiler follows this too, but not where it also chooses what to recompute (it then takes meshes for tensors,
+seen in torch 2.13); so parts are taken before a compiled layer, and it meets plain tensors only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -25,6 +29,25 @@ def find_parts(module: nn.Module, parameters: Mapping[str, Rows | None]) -> None
     found = {name: property(_PartOf(name, rows)) for name, rows in parameters.items()}
     kind = type(module)
     module.__class__ = type(f"Part{kind.__name__}", (kind,), found)
+    module._taken_parts = dict.fromkeys(parameters)  # type: ignore[assignment]
+
+
+@contextmanager
+def parts_taken(module: nn.Module) -> Iterator[None]:
+    """While open, the modules in `module` find the parts that were taken at its beginning."""
+    owners = [(child, _taken(child)) for child in module.modules() if hasattr(child, "_taken_parts")]
+    for child, taken in owners:
+        taken.update({name: getattr(child, name) for name in taken})
+    try:
+        yield
+    finally:
+        for _, taken in owners:
+            taken.update(dict.fromkeys(taken))
+
+
+def _taken(module: nn.Module) -> dict[str, Tensor | None]:
+    parts: dict[str, Tensor | None] = module._taken_parts  # type: ignore[assignment]
+    return parts
 
 
 class _PartOf:
@@ -35,6 +58,9 @@ class _PartOf:
         self._rows = rows
 
     def __call__(self, module: nn.Module) -> Tensor:
+        taken = _taken(module)[self._name]
+        if taken is not None:
+            return taken
         parameter = module._parameters[self._name]
         assert isinstance(parameter, DTensor)
         if not _DATA_PARALLEL.isdisjoint(parameter.device_mesh.mesh_dim_names or ()):
