@@ -171,7 +171,7 @@ def test_compiled_layers_with_masks_give_the_same_gradients() -> None:
 
     def gradients(model: Transformer) -> dict[str, Tensor]:
         initialize_parameters(model, 0)
-        for seed in (0, 1):  # the second batch has other documents, and compiles nothing
+        for seed in (0, 1):  # the second batch has other documents
             model.zero_grad()
             model(tokens, Sequences.packed(random_documents(2, 16, seed))).square().sum().backward()
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
