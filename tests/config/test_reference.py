@@ -33,6 +33,13 @@ WORLD_SIZES = {
     "llama3.2_1b": 8,
     "llama3.2_3b": 8,
     "llama3.3_70b": 64,
+    "qwen3_0.6b": 8,
+    "qwen3_8b": 8,
+    "qwen3_32b": 64,
+    "qwen3_30b_a3b": 32,
+    "qwen3_235b_a22b": 256,
+    "moonlight_16b": 16,
+    "deepseek_v3_671b": 2048,
 }
 
 
