@@ -74,9 +74,7 @@ def layout(schedule: str, degree: int = 2, microbatches: int | None = None, **tr
 LAYOUTS = {
     "pipeline 2": (2, layout("1F1B", microbatches=3)),
     "split backward": (2, layout("ZB-H1", microbatches=3)),
-    "both stages on rank 0": (2, layout("ZBVZeroBubble", microbatches=4)),
     "both stages on rank 0 of 4": (4, layout("DualPipeV", 4, microbatches=8)),
-    "interleaved": (4, layout("Interleaved1F1B", 4)),
     "shards": (4, layout("1F1B", batch_size=4)),
     "replicas": (4, layout("GPipe", batch_size=4, data_parallel_replicate_degree=2)),
     "shards and accumulation": (4, layout("ZBVZeroBubble", batch_size=2, global_batch_size=8)),

@@ -22,6 +22,7 @@ COMMANDS = (
     "timeline",
     "report",
     "generate",
+    "evaluate",
     "prepare",
     "import-hf",
     "import-meta",
