@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from models.activations import Kernels
 from models.sizes import Sizes
-from parallelisms.layout import Parallelism
+from parallelisms.layout import Layout, Parallelism
 from parallelisms.pipeline.bounds import lower_bound
 from parallelisms.pipeline.setting import Costs
 from parallelisms.pipeline.split import StageSplit
@@ -71,7 +71,7 @@ class Floors:
         key = (candidate.placement.stages, data_ranks, candidate.by_parameters)
         if key not in self._parameters:
             self._parameters[key] = tuple(
-                StageParameters.of(self._sizes, modules, data_ranks, self._moments)
+                StageParameters.of(self._sizes, modules, Layout(shard=data_ranks), self._moments)
                 for modules in self._split(candidate).stages
             )
         stages = [self._parameters[key][stage] for stage in owned]

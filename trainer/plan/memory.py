@@ -69,9 +69,8 @@ def _forecast_rank(plan: Plan, rank: int, kernels: Kernels) -> RankMemory:
 
 def _parameters(plan: Plan, index: int, but: str | None = None) -> StageParameters:
     """Of a stage, perhaps without one of its modules."""
-    layout = plan.layout
     modules = [module for module in plan.stages[index].modules if module != but]
-    return StageParameters.of(plan.sizes, modules, layout.sharding_ranks, tensor=layout.tensor)
+    return StageParameters.of(plan.sizes, modules, plan.layout)
 
 
 def _stage_memory(plan: Plan, index: int, kernels: Kernels) -> StageMemory:

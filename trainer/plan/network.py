@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from models.tied import EMBEDDING, held_shapes
 from parallelisms.pipeline.actions import Kind
 from trainer.plan.context_traffic import context_traffic
+from trainer.plan.expert_traffic import expert_traffic
 from trainer.plan.formats import STATE_BYTES
-from trainer.plan.state import ParameterGroup, StageParameters, local_shapes
+from trainer.plan.state import ParameterGroup, StageParameters, cuts_of
 from trainer.plan.tensor_traffic import tensor_traffic
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class RankTraffic:
         gradients: to the ranks of previous stages.
         tensor: hidden states, their gradients and the like within tensor groups.
         context: keys, values and the like within context groups.
+        expert: hidden states of tokens to the experts of other ranks, and their results.
         tied: gradients of an embedding of which two stages hold a copy.
     """
 
@@ -47,6 +49,7 @@ class RankTraffic:
     gradients: int = 0
     tensor: int = 0
     context: int = 0
+    expert: int = 0
     tied: int = 0
 
     @property
@@ -70,27 +73,30 @@ def forecast_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
 
 def collective_traffic(plan: Plan) -> tuple[RankTraffic, ...]:
     """The same without the messages between stages."""
-    parameters = [
-        StageParameters.of(plan.sizes, stage.modules, plan.layout.sharding_ranks, tensor=plan.layout.tensor)
-        for stage in plan.stages
-    ]
+    parameters = [StageParameters.of(plan.sizes, stage.modules, plan.layout) for stage in plan.stages]
     placement = plan.schedule.placement
     collectives = [
         _collectives(plan, [parameters[index] for index in placement.stages_of(rank)])
         for rank in range(plan.layout.pipeline)
     ]
     return tuple(
-        replace(each, tied=_tied(plan, rank), tensor=_tensor(plan, rank), context=_context(plan, rank))
+        replace(
+            each,
+            tied=_tied(plan, rank),
+            tensor=_tensor(plan, rank),
+            context=_context(plan, rank),
+            expert=_expert(plan, rank),
+        )
         for rank, each in enumerate(collectives)
     )
 
 
 def _collectives(plan: Plan, stages: Sequence[StageParameters]) -> RankTraffic:
-    shard, replicate = plan.layout.sharding_ranks, plan.layout.replicate
-    reduced = sum(stage.share for stage in stages) * plan.formats.reduction_bytes
+    replicate, formats = plan.layout.replicate, plan.formats
+    reduced = sum(stage.share for stage in stages) * formats.reduction_bytes
     return RankTraffic(
-        gather=(shard - 1) * sum(_gathered(plan, stage) for stage in stages) * plan.formats.compute_bytes,
-        reduce_scatter=(shard - 1) * reduced,
+        gather=sum(_gathered(plan, stage) for stage in stages) * formats.compute_bytes,
+        reduce_scatter=sum(stage.sent for stage in stages) * formats.reduction_bytes,
         all_reduce=2 * (replicate - 1) * reduced // replicate,
     )
 
@@ -105,13 +111,18 @@ def _context(plan: Plan, rank: int) -> int:
     return sum(context_traffic(plan, plan.stages[index].modules).total for index in stages)
 
 
+def _expert(plan: Plan, rank: int) -> int:
+    stages = plan.schedule.placement.stages_of(rank)
+    return sum(expert_traffic(plan, plan.stages[index].modules).total for index in stages)
+
+
 def _tied(plan: Plan, rank: int) -> int:
     """An all-reduce of two ranks, each with its part of the matrix; nothing where one rank has both stages."""
     owners = plan.tied_owners
     if owners is None or rank not in owners or owners[0] == owners[1]:
         return 0
-    shapes = local_shapes(plan.sizes, held_shapes(plan.sizes, (EMBEDDING,)), plan.layout.tensor)
-    return ParameterGroup.of(shapes, plan.layout.sharding_ranks).share * STATE_BYTES
+    cuts = cuts_of(plan.sizes, held_shapes(plan.sizes, (EMBEDDING,)), plan.layout)
+    return ParameterGroup.of(cuts).share * STATE_BYTES
 
 
 def _messages(plan: Plan, rank: int) -> dict[str, int]:
@@ -129,12 +140,15 @@ def _messages(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def _gathered(plan: Plan, stage: StageParameters) -> int:
-    """How many numbers of its own share a rank gives to the others in a step.
+    """How many numbers of its own share a rank gives to others in a step, each of them counted.
 
     Once, where parameters stay gathered. Otherwise each backward gathers all but the last layer again, which
-    stays from the forward; so does the first forward, while later ones find what the backward before left.
+    stays from the forward; so does the first forward, while later ones find what the backward before left. Where they
+    are always released, each forward and each backward gathers all.
     """
+    if plan.parallelism.release_always:
+        return 2 * plan.microbatches * plan.accumulation * stage.share
     if plan.parallelism.keep_gathered:
-        return stage.share
-    again = stage.share - (stage.layers[-1].share if stage.layers else 0)
-    return stage.share + plan.microbatches * plan.accumulation * again
+        return stage.sent
+    again = stage.sent - (stage.layers[-1].sent if stage.layers else 0)
+    return stage.sent + plan.microbatches * plan.accumulation * again

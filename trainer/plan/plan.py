@@ -212,10 +212,7 @@ def state_of_ranks(
     moments: Moments,
 ) -> tuple[StateBytes, ...]:
     """The training state of the ranks at each place of the pipeline."""
-    parameters = [
-        StageParameters.of(sizes, stage.modules, layout.sharding_ranks, moments, layout.tensor)
-        for stage in stages
-    ]
+    parameters = [StageParameters.of(sizes, stage.modules, layout, moments) for stage in stages]
     return tuple(
         state_bytes([parameters[stage] for stage in placement.stages_of(rank)])
         for rank in range(layout.pipeline)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from models.sizes import Sizes
 from models.tied import held_shapes
+from parallelisms.expert_plan import is_of_experts
+from parallelisms.layout import Layout
 from parallelisms.pipeline.split import is_layer
 from parallelisms.tensor_plan import kv_heads, local_shape
 from trainer.plan.formats import STATE_BYTES
@@ -45,12 +47,36 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a parameter is divided: a rank computes with a tensor of this shape, which `ranks` ranks share as FSDP
+    shards it: along the first dimension, or if `even` along one that they divide."""
+
+    shape: tuple[int, ...]
+    ranks: int
+    even: bool = False
+
+    @property
+    def whole(self) -> int:
+        """Numbers that a rank computes with."""
+        return math.prod(self.shape)
+
+    @property
+    def share(self) -> int:
+        """Numbers that a rank keeps, rows rounded up to be equal on all."""
+        if self.even:
+            return self.whole // self.ranks
+        first, *others = self.shape
+        return -(-first // self.ranks) * math.prod(others)
+
+
+@dataclass(frozen=True)
 class ParameterGroup:
     """What FSDP gathers and reduces at once: the parameters of one layer, or all that are in no layer.
 
     Attributes:
         whole: numbers in it.
-        share: numbers of it on each of the shard ranks, rows rounded up to be equal on all.
+        share: numbers of it on each rank.
+        sent: numbers that a rank gives to others when it is gathered once.
         tensors: how many parameters it has.
         largest: numbers in the largest of them.
         matrices, matrices_share: the same of those that are matrices, or stacks of them.
@@ -58,25 +84,23 @@ class ParameterGroup:
 
     whole: int
     share: int
+    sent: int
     tensors: int
     largest: int
     matrices: int
     matrices_share: int
 
     @classmethod
-    def of(cls, shapes: Iterable[tuple[int, ...]], shard: int) -> ParameterGroup:
-        """Parameters are cut along their first dimension."""
-        listed = list(shapes)
-        wholes = [math.prod(shape) for shape in listed]
-        shares = [-(-shape[0] // shard) * math.prod(shape[1:]) for shape in listed]
-        matrices = [share for shape, share in zip(listed, shares, strict=True) if len(shape) >= 2]
+    def of(cls, cuts: Sequence[Cut]) -> ParameterGroup:
+        matrices = [cut.share for cut in cuts if len(cut.shape) >= 2]
         return cls(
-            sum(wholes),
-            sum(shares),
-            len(listed),
-            max(wholes, default=0),
-            len(matrices),
-            sum(matrices),
+            whole=sum(cut.whole for cut in cuts),
+            share=sum(cut.share for cut in cuts),
+            sent=sum((cut.ranks - 1) * cut.share for cut in cuts),
+            tensors=len(cuts),
+            largest=max((cut.whole for cut in cuts), default=0),
+            matrices=len(matrices),
+            matrices_share=sum(matrices),
         )
 
 
@@ -101,6 +125,10 @@ class StageParameters:
         return sum(group.share for group in self.groups)
 
     @property
+    def sent(self) -> int:
+        return sum(group.sent for group in self.groups)
+
+    @property
     def tensors(self) -> int:
         return sum(group.tensors for group in self.groups)
 
@@ -120,34 +148,37 @@ class StageParameters:
 
     @classmethod
     def of(
-        cls,
-        sizes: Sizes,
-        modules: Sequence[str],
-        shard: int,
-        moments: Moments = Moments(),
-        tensor: int = 1,
+        cls, sizes: Sizes, modules: Sequence[str], layout: Layout, moments: Moments = Moments()
     ) -> StageParameters:
-        """Of a stage of these modules; "whole" is what one of the `tensor` ranks of a group has."""
+        """Of a stage of these modules."""
         layers = [name for name in modules if is_layer(name)]
         others = [name for name in modules if not is_layer(name)]
         # Layers of one shape are one object: a large model has hundreds of them.
-        groups: dict[tuple[tuple[int, ...], ...], ParameterGroup] = {}
+        groups: dict[tuple[Cut, ...], ParameterGroup] = {}
         found = []
         for name in layers:
-            shapes = local_shapes(sizes, sizes.parameter_shapes(name), tensor)
-            if shapes not in groups:
-                groups[shapes] = ParameterGroup.of(shapes, shard)
-            found.append(groups[shapes])
-        rest = local_shapes(sizes, held_shapes(sizes, others), tensor)
-        return cls(tuple(found), ParameterGroup.of(rest, shard), moments)
+            cuts = cuts_of(sizes, sizes.parameter_shapes(name), layout)
+            if cuts not in groups:
+                groups[cuts] = ParameterGroup.of(cuts)
+            found.append(groups[cuts])
+        rest = cuts_of(sizes, held_shapes(sizes, others), layout)
+        return cls(tuple(found), ParameterGroup.of(rest), moments)
 
 
-def local_shapes(
-    sizes: Sizes, shapes: Mapping[str, tuple[int, ...]], tensor: int
-) -> tuple[tuple[int, ...], ...]:
-    """What each of `tensor` ranks has of the parameters of these names and shapes."""
+def cuts_of(sizes: Sizes, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> tuple[Cut, ...]:
+    """How the parameters of these names and shapes are divided."""
     heads = kv_heads(sizes)
-    return tuple(local_shape(name, shape, tensor, heads) for name, shape in shapes.items())
+    return tuple(
+        _cut(name, local_shape(name, shape, layout.tensor, heads), layout) for name, shape in shapes.items()
+    )
+
+
+def _cut(name: str, shape: tuple[int, ...], layout: Layout) -> Cut:
+    """`shape` is what a rank of a tensor group has; of stacked experts it may have some only."""
+    if layout.expert == 1 or not is_of_experts(name):
+        return Cut(shape, layout.sharding_ranks)
+    experts, *others = shape
+    return Cut((experts // layout.expert, *others), layout.sharding_ranks // layout.expert, even=True)
 
 
 def state_bytes(stages: Sequence[StageParameters]) -> StateBytes:
