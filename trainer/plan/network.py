@@ -147,7 +147,7 @@ def _gathered(plan: Plan, stage: StageParameters) -> int:
     are always released, each forward and each backward gathers all.
     """
     if plan.parallelism.release_always:
-        return 2 * plan.microbatches * plan.accumulation * stage.share
+        return 2 * plan.microbatches * plan.accumulation * stage.sent
     if plan.parallelism.keep_gathered:
         return stage.sent
     again = stage.sent - (stage.layers[-1].sent if stage.layers else 0)
