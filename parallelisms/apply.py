@@ -53,11 +53,14 @@ def apply_parallelisms(
         compile_layers(module, parallelism.compile_backend)
     if not parallelism.sharded:
         return None
+    # Without replicas there is nothing to sum over them. Experts elsewhere need both dimensions.
+    replicated = meshes.parameters[REPLICATE].size() > 1 or meshes.experts is not None
     return shard_data_parallel(
         module,
-        meshes.parameters[REPLICATE, FSDP],
+        meshes.parameters[REPLICATE, FSDP] if replicated else meshes.parameters[FSDP],
         precision,
         reshard_after_forward=not parallelism.keep_gathered,
+        reshard_always=parallelism.release_always,
         cpu_offload=parallelism.cpu_offload,
         experts_mesh=None if meshes.experts is None else meshes.experts[REPLICATE, EXPERT_SHARD],
     )

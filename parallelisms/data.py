@@ -40,6 +40,7 @@ def shard_data_parallel(
     precision: Precision,
     *,
     reshard_after_forward: bool,
+    reshard_always: bool = False,
     cpu_offload: bool = False,
     experts_mesh: DeviceMesh | None = None,
 ) -> ShardedStage:
@@ -47,19 +48,20 @@ def shard_data_parallel(
 
     `mesh` has one dimension (shard) or two (replicate, shard). A pipeline keeps parameters gathered between
     forward and backward (`reshard_after_forward=False`): gathering them again for every microbatch would
-    cost more than it saves. With expert parallelism the experts of a layer are sharded over `experts_mesh`, of
+    cost more than it saves. `reshard_always` releases them after every forward and backward nevertheless. With expert parallelism the experts of a layer are sharded over `experts_mesh`, of
     two dimensions as well.
     """
     policy = MixedPrecisionPolicy(param_dtype=precision.parameters, reduce_dtype=precision.reduction)
-    offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+    pinned = mesh.device_type != "cpu"  # there is no other memory to copy to
+    offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
     shard = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
     layers: list[Any] = list(module.layers.values())  # type: ignore[operator]
     place = None if experts_mesh is None else _ExpertsElsewhere(module, experts_mesh)
     for position, layer in enumerate(layers):
-        # The last layer is needed again at once by the backward that follows.
-        reshard = reshard_after_forward and position < len(layers) - 1
+        # The last layer is needed again at once, unless other forwards come before its backward.
+        reshard = reshard_always or (reshard_after_forward and position < len(layers) - 1)
         shard(layer, reshard_after_forward=reshard, shard_placement_fn=place)
-    shard(module, reshard_after_forward=reshard_after_forward)
+    shard(module, reshard_after_forward=reshard_after_forward or reshard_always)
     if experts_mesh is not None and reshard_after_forward:
         # The host waits for the counts of the rows that travel, so it does not run ahead of the device by itself.
         for layer, following in pairwise(layers):
@@ -69,7 +71,7 @@ def shard_data_parallel(
             child.set_gradient_divide_factor(1.0)
             child.set_force_sum_reduction_for_comms(True)
     assert isinstance(module, FSDPModule)
-    return ShardedStage(module)
+    return ShardedStage(module, reshard_always=reshard_always)
 
 
 class _ExpertsElsewhere:
@@ -102,8 +104,9 @@ class _ExpertsElsewhere:
 class ShardedStage:
     """The collective half of one FSDP2 stage: gather, release, reduce, as the schedule says."""
 
-    def __init__(self, module: FSDPModule) -> None:
+    def __init__(self, module: FSDPModule, *, reshard_always: bool = False) -> None:
         self._module = module
+        self._reshard_always = reshard_always
 
     def unshard(self) -> None:
         """Start to gather all parameters of the stage; their first use waits for them."""
@@ -118,11 +121,12 @@ class ShardedStage:
     def set_last_backward(self, last: bool) -> None:
         """Whether the next backward completes the gradients of this step: only then are they reduced.
 
-        Before that, gradients stay with the gathered parameters (in the reduction's data type).
+        Before that, gradients stay whole (in the reduction's data type), with the parameters unless those are
+        always released.
         """
         self._module.set_is_last_backward(last)
         self._module.set_requires_gradient_sync(last)
-        self._module.set_reshard_after_backward(last)
+        self._module.set_reshard_after_backward(last or self._reshard_always)
 
     def accumulate(self) -> None:
         """Move weight gradients that were computed outside autograd to where FSDP accumulates them."""

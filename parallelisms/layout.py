@@ -125,6 +125,7 @@ class Parallelism:
 
     sharded: bool  # FSDP2 over the data-parallel ranks (over one, for its mixed precision)
     keep_gathered: bool  # parameters stay gathered from forward to backward
+    release_always: bool = False  # after every forward and backward, also where others follow
     cpu_offload: bool = False
     loss_parallel: bool = True  # tensor-parallel ranks compute the loss from their parts of the vocabulary
     checkpointing: str = "none"

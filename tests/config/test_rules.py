@@ -82,6 +82,7 @@ CASES = [
     (model.balanced_models_have_experts, ["--model.name", "deepseek_v3", "--training.load_balance_rate", "0.01"], ["--model.name", "qwen3_moe", "--training.load_balance_rate", "0.01"], "balances its experts by the loss alone"),
     (model.sizes_fit_together, ["--model.name", "deepseek_v3", "--model.override.n_experts", "32"], ["--model.name", "deepseek_v3", "--model.override.n_expert_groups", "5"], "n_experts 16 is not divisible by n_expert_groups 5"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
+    (training.parameters_stay_for_a_split_backward, ["--training.fsdp_reshard_after_forward", "always"], ["--training.fsdp_reshard_after_forward", "always", f"{PP}schedule", "ZBVZeroBubble"], "before the weight parts of ZBVZeroBubble"),
     (blocks.memory_budget_needs_compile, [*BUDGET, "--training.compile"], BUDGET, "is carried out by the compiler"),
     (blocks.float8_gathers_what_has_one_scale, [*FLOAT8, *GATHER], [*FLOAT8, *GATHER, "--float8.recipe_name", "rowwise"], "one for each row"),
     (blocks.float8_gathers_what_has_one_scale, GATHER, [*FLOAT8, *GATHER, "--training.tensor_parallel_degree", "2"], "tensor parallelism cuts them"),

@@ -129,6 +129,17 @@ MORE_TRAFFIC: dict[str, tuple[int, Tables]] = {
         {"training": {"global_batch_size": 16}, "experimental": {"pipeline_parallel_microbatches": 2}},
     ),
     "pipeline": (4, {"experimental": pipeline("1F1B")}),
+    "pipeline, always released": (
+        4,
+        {
+            "training": {"fsdp_reshard_after_forward": "always"},
+            "experimental": pipeline("1F1B"),
+        },
+    ),
+    "two runs, never released": (
+        2,
+        {"training": {"global_batch_size": 16, "fsdp_reshard_after_forward": "never"}},
+    ),
 }
 
 

@@ -173,7 +173,6 @@ UNAVAILABLE = MappingProxyType(
         "optimizer.early_step_in_backward": (False,),
         "lr_scheduler.total_steps": (),
         "training.data_parallel_type": ("fsdp",),
-        "training.fsdp_reshard_after_forward": ("default",),
         "training.fp8_linear": ("",),
         "training.gc_debug": (False,),
         "training.dtype": ("float32",),

@@ -114,7 +114,9 @@ def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
         parallelism=plan.parallelism,
         kernels=kernels,
     )
-    mask = plan.attention.mask_bytes(plan.rank_seq_len, plan.formats.compute_bytes, kernels)
+    mask = plan.attention.mask_bytes(plan.seq_len, plan.formats.compute_bytes, kernels)
+    if plan.layout.context > 1 and plan.parallelism.rotate_method != "ulysses":
+        mask = 0  # made for each layer, and not kept
     return activations.packed(mask) if plan.attention.masks_documents else activations.masked(mask)
 
 
@@ -150,13 +152,13 @@ def _gathered_always(plan: Plan, index: int) -> int:
     """Gathered parameters of a stage that is not gathered as a whole by the schedule.
 
     In a single backward: the layer in use, the next one and the buffer it is gathered into, and what belongs
-    to no layer. Between several backwards FSDP keeps all parameters.
+    to no layer. Between several backwards FSDP keeps all parameters, unless they are always released.
     """
     parallelism = plan.parallelism
     if not parallelism.sharded or parallelism.keep_gathered:
         return 0
     parameters = _parameters(plan, index)
-    if not _completes_at_once(plan):
+    if not _completes_at_once(plan) and not parallelism.release_always:
         return parameters.whole * plan.formats.compute_bytes
     layers = min(3, len(parameters.layers)) * parameters.largest_layer
     return (parameters.rest.whole + layers) * plan.formats.compute_bytes

@@ -261,11 +261,13 @@ def _parallelism(config: Config, layout: Layout) -> Parallelism:
     training = config.training
     reduced_precision = "bfloat16" in (training.mixed_precision_param, training.mixed_precision_reduce)
     splits = find(config.experimental.pipeline_parallel_schedule).splits_backward
+    policy = training.fsdp_reshard_after_forward
     return Parallelism(
         sharded=layout.replicate * layout.sharding_ranks > 1
         or reduced_precision
         or training.enable_cpu_offload,
-        keep_gathered=layout.pipeline > 1 or splits,
+        keep_gathered=policy == "never" or (policy == "default" and (layout.pipeline > 1 or splits)),
+        release_always=policy == "always",
         cpu_offload=training.enable_cpu_offload,
         loss_parallel=not training.disable_loss_parallel,
         checkpointing=config.activation_checkpoint.mode,

@@ -39,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     training.product_of_degrees_equals_world_size,
     training.global_batch_size_is_a_multiple_of_one_pass,
     training.gradients_are_reduced_no_coarser_than_computed,
+    training.parameters_stay_for_a_split_backward,
     blocks.memory_budget_needs_compile,
     blocks.float8_gathers_what_has_one_scale,
     blocks.float8_filters_name_something,

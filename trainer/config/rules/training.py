@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from parallelisms.pipeline.errors import UnknownScheduleError
+from parallelisms.pipeline.schedules import catalogue
 from trainer.config.report import Problem, nearest_number
 from trainer.config.schema import Config
 
@@ -76,6 +78,21 @@ def gradients_are_reduced_no_coarser_than_computed(
             ("training.mixed_precision_reduce", "training.mixed_precision_param"),
             "would round gradients that mixed_precision_param = float32 computes more finely",
             "float32, or mixed_precision_param = bfloat16",
+        )
+
+
+def parameters_stay_for_a_split_backward(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """The weight part of a backward adds to gradients that lie with gathered parameters."""
+    experimental = config.experimental
+    try:
+        splits = catalogue.find(experimental.pipeline_parallel_schedule).splits_backward
+    except UnknownScheduleError:
+        return
+    if splits and config.training.fsdp_reshard_after_forward == "always":
+        yield Problem(
+            ("training.fsdp_reshard_after_forward", "experimental.pipeline_parallel_schedule"),
+            f"releases parameters before the weight parts of {experimental.pipeline_parallel_schedule}",
+            "default or never, or a schedule with whole backwards, such as 1F1B",
         )
 
 

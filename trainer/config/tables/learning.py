@@ -131,6 +131,11 @@ class Training(Table):
     data_parallel_shard_degree: DegreeOrRest = -1
     """Ranks over which parameters, gradients and optimizer state are sharded (FSDP)."""
 
+    fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """Whether sharded parameters are released after each forward and gathered again for its backward. "default":
+    without a pipeline they are, until the first backward of several; the stages of a pipeline stay gathered for the
+    whole step, since every microbatch would gather them again. "always": least memory. "never": least traffic."""
+
     tensor_parallel_degree: Positive = 1
     """Ranks over which the matrices of every layer are divided, with the sequence between them."""
 
