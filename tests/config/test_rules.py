@@ -17,6 +17,7 @@ from trainer.config.rules import (
     collect,
     context,
     data,
+    expert,
     machine,
     model,
     notices,
@@ -29,6 +30,7 @@ PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
 INTERLEAVED = (f"{PP}schedule", "Interleaved1F1B")
 BUDGET = ("--activation_checkpoint.mode", "memory_budget")
+MIXTURE = ("--model.name", "qwen3_moe")
 FLOAT8 = ("--float8.enable_float8_linear",)
 GATHER = ("--float8.enable_fsdp_float8_all_gather",)
 SCALES = ("--float8.precompute_float8_dynamic_scale_for_fsdp",)
@@ -44,6 +46,10 @@ def cp(degree: int, *keys: str) -> tuple[str, ...]:
         f"--experimental.context_parallel_{key}" if index % 2 == 0 else key for index, key in enumerate(keys)
     ]
     return ("--experimental.context_parallel_degree", str(degree), *more)
+
+
+def ep(degree: int) -> tuple[str, str]:
+    return ("--experimental.expert_parallel_degree", str(degree))
 
 
 def tp(degree: int) -> tuple[str, str]:
@@ -78,6 +84,11 @@ CASES = [
     (context.context_parallel_degree_divides_the_sequence, [*cp(2), *tp(3), "--training.seq_len", "33"], [*cp(2), *tp(3), "--training.seq_len", "18"], "allowed: multiples of 12; did you mean 12 or 24?"),
     (context.ulysses_divides_the_heads, cp(8, "rotate_method", "ulysses"), cp(3, "rotate_method", "ulysses"), "cannot divide 8 heads, 4 of them of keys and values, over 3 context ranks; allowed: allgather, alltoall, or experimental.context_parallel_degree 1 or 2 or 4 or 8"),
     (context.ulysses_divides_the_heads, [*cp(4, "rotate_method", "ulysses"), *tp(2)], [*cp(8, "rotate_method", "ulysses"), *tp(2)], "cannot divide 4 heads, 2 of them of keys and values, of a tensor rank (of 2) over 8 context ranks"),
+    (expert.expert_parallelism_needs_experts, [*MIXTURE, *ep(2)], ep(2), "llama3 has no experts; allowed: 1, or a model with experts; did you mean 1?"),
+    (expert.expert_parallel_degree_divides_the_experts, [*MIXTURE, *ep(4)], [*MIXTURE, *ep(3)], "does not divide the 16 experts of a layer; allowed: 1, 2, 4, 8 or 16; did you mean 2?"),
+    (expert.expert_parallel_degree_divides_the_sharding_ranks, [*MIXTURE, *ep(4), f"{DP}shard_degree", "4"], [*MIXTURE, *ep(4), f"{DP}shard_degree", "2"], "does not divide data_parallel_shard_degree 2, over whose ranks experts are spread; allowed: 1 or 2; did you mean 2?"),
+    (expert.expert_parallel_degree_divides_the_sharding_ranks, [*MIXTURE, *ep(4), *cp(2), f"{DP}shard_degree", "2"], [*MIXTURE, *ep(4), *cp(2), f"{DP}shard_degree", "1"], "shard_degree 1 × context_parallel_degree 2,"),
+    (expert.spread_experts_are_sharded_evenly, [*MIXTURE, *ep(2), f"{DP}shard_degree", "16"], [*MIXTURE, *ep(2), f"{DP}shard_degree", "6"], "3 ranks hold the same 8 experts"),
     (model.balanced_models_have_experts, ["--model.name", "qwen3_moe", "--training.load_balance_loss", "0.01"], ["--training.load_balance_loss", "0.01"], "llama3 debug has no experts to balance; allowed: 0, or unset"),
     (model.balanced_models_have_experts, ["--model.name", "deepseek_v3", "--training.load_balance_rate", "0.01"], ["--model.name", "qwen3_moe", "--training.load_balance_rate", "0.01"], "balances its experts by the loss alone"),
     (model.sizes_fit_together, ["--model.name", "deepseek_v3", "--model.override.n_experts", "32"], ["--model.name", "deepseek_v3", "--model.override.n_expert_groups", "5"], "n_experts 16 is not divisible by n_expert_groups 5"),

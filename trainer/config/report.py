@@ -104,6 +104,12 @@ def nearest_number(value: int, allowed: Sequence[int]) -> int:
     return min(sorted(allowed), key=lambda each: abs(each - value))
 
 
+def either(numbers: Sequence[int]) -> str:
+    """Numbers to choose from, in words."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def raise_for(problems: Iterable[Problem], given: Values, file: str | None = None) -> None:
     """Raise ConfigurationError with the whole report, if there is anything to report.
 

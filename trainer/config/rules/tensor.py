@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parallelisms.tensor_plan import UnknownParameterError, undivided
-from trainer.config.report import Problem, nearest_number
+from trainer.config.report import Problem, either, nearest_number
 from trainer.config.rules.model import sizes_of
 from trainer.config.schema import Config
 
@@ -30,7 +30,7 @@ def tensor_parallel_degree_divides_the_model(config: Config, _world_size: int | 
         yield Problem(
             (_DEGREE, *overridden, "model.flavor", "model.name"),
             "; ".join(reasons.values()),
-            _either(right),
+            either(right),
             str(nearest_number(degree, right)),
             degree,
         )
@@ -63,7 +63,3 @@ def tensor_parallel_degree_divides_the_sequence(config: Config, _world_size: int
 
 def _most(sizes: Any) -> int:
     return int(getattr(sizes, "n_heads", 1))
-
-
-def _either(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:-1])) + (" or " if len(numbers) > 1 else "") + str(numbers[-1])
