@@ -172,6 +172,7 @@ def _loader(
         data_rank=plan.layout.data_rank(process.rank),
         data_ranks=plan.layout.data_ranks,
         validation=validation,
+        device=process.device,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.config.schema import Config
+    from trainer.data.device import Transfer, Travelling
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Share:
 class _Ready:
     batch: Batch
     after: Position
+    travelling: Travelling | None = None  # where batches go to a device
 
 
 class Loader:
@@ -85,14 +87,23 @@ class Loader:
     `next(loader)` gives a Batch, A of which make a step. Where the stream ends, the last global batch is filled
     up with labels IGNORE, on every rank alike; the step after it raises DataExhausted on all of them.
 
-    With `mask_documents`, batches say which document each token belongs to.
+    With `mask_documents`, batches say which document each token belongs to. With `device` they are on it, copied there
+    ahead.
     """
 
-    def __init__(self, stream: TokenStream, share: Share, *, mask_documents: bool = False) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        share: Share,
+        *,
+        mask_documents: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
         self._stream = stream
         self._share = share
         self._mask_documents = mask_documents
         self._position = Position()
+        self._transfer = _transfer_to(device)
         self._ahead: Prefetcher[_Ready] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -101,6 +112,8 @@ class Loader:
     def __next__(self) -> Batch:
         if self._ahead is None:
             batches = _batches(self._stream, self._share, self._position, self._mask_documents)
+            if self._transfer is not None:
+                batches = _started(batches, self._transfer)
             self._ahead = Prefetcher(batches, _BATCHES_AHEAD)
         try:
             ready = next(self._ahead)
@@ -111,6 +124,8 @@ class Loader:
         except SourceFailed as error:
             raise SourceFailed(f"data-parallel rank {self._share.data_rank}: {error}") from error
         self._position = ready.after
+        if self._transfer is not None and ready.travelling is not None:
+            return self._transfer.take(ready.travelling)
         return ready.batch
 
     def from_start(self, most: int | None = None) -> Iterator[Batch]:
@@ -173,9 +188,16 @@ class Loader:
 
 
 def build_loader(
-    config: Config, tokenizer: Tokenizer, *, data_rank: int, data_ranks: int, validation: bool = False
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    data_rank: int,
+    data_ranks: int,
+    validation: bool = False,
+    device: torch.device | None = None,
 ) -> Loader:
-    """The loader of a data-parallel rank for `[training]`, or for `[validation]`: one epoch, in order.
+    """The loader of a data-parallel rank for `[training]`, or for `[validation]`: one epoch, in order; its batches
+    are on `device`.
 
     Keys of `[validation]` that are unset are those of `[training]`. Raises ConfigurationError if the data cannot
     be opened, or if global_batch_size is no multiple of batch_size times `data_ranks`.
@@ -192,14 +214,14 @@ def build_loader(
         stream = TokenStream(source, tokenizer, add_bos=data.add_bos, add_eos=data.add_eos, epochs=1)
         batch_size, seq_len = checked.batch_size or training.batch_size, checked.seq_len or training.seq_len
         share = Share(seq_len, batch_size, data_rank, data_ranks)
-        return Loader(stream, share, mask_documents=data.mask_documents)
+        return Loader(stream, share, mask_documents=data.mask_documents, device=device)
     source = open_source(training.dataset, training.dataset_path, training.text_column)
     stream = TokenStream(
         source, tokenizer, data.shuffle, training.seed, data.add_bos, data.add_eos, epochs=data.epochs
     )
     accumulation = accumulation_steps(training.global_batch_size, training.batch_size, data_ranks)
     share = Share(training.seq_len, training.batch_size, data_rank, data_ranks, accumulation)
-    return Loader(stream, share, mask_documents=data.mask_documents)
+    return Loader(stream, share, mask_documents=data.mask_documents, device=device)
 
 
 def accumulation_steps(global_batch_size: int | None, batch_size: int, data_ranks: int) -> int:
@@ -226,6 +248,20 @@ def _batches(stream: TokenStream, share: Share, start: Position, mask_documents:
     for _ in range(-rounds % share.accumulation):
         batch = _batch(Window(nothing, nothing, None), share, stream.tokenizer, mask_documents)
         yield _Ready(batch, stream.end)
+
+
+def _transfer_to(device: torch.device | None) -> Transfer | None:
+    if device is None:
+        return None
+    from trainer.data.device import Transfer
+
+    return Transfer(device)
+
+
+def _started(batches: Iterator[_Ready], transfer: Transfer) -> Iterator[_Ready]:
+    """The same batches, on their way to the device."""
+    for ready in batches:
+        yield replace(ready, travelling=transfer.start(ready.batch))
 
 
 def _batch(window: Window, share: Share, tokenizer: Tokenizer, mask_documents: bool) -> Batch:
