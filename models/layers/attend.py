@@ -1,7 +1,7 @@
 """Softmax attention under a mask: the one place where queries meet keys.
 
 Layers make queries, keys and values and hand them over; which tokens see each other, and which kernel computes it,
-is decided here. Context parallelism exchanges the forward of this module for one that spans ranks.
+is decided here. Context parallelism exchanges the forward and the mask of this module for those that span ranks.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def with_masks(sequences: Sequences, attends: Iterable[Attend], rows: int, dtype
         dtype: of queries and keys.
     """
     length = sequences.positions.shape[-1]
-    # One whose forward was exchanged from outside does not do as the mask of these tokens says.
-    by_window = {attend.window: attend for attend in attends if "forward" not in vars(attend)}
+    by_window = {attend.window: attend for attend in attends}
     masks = {w: attend.mask(sequences, rows, length, length, dtype) for w, attend in by_window.items()}
     return replace(sequences, masks=masks)
 

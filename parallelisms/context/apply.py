@@ -12,6 +12,7 @@ from torch.distributed import _functional_collectives as _  # noqa: F401
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.layers.attend import Attend
+from models.layers.attention_kernels import Mask
 from models.layers.router import Router
 from models.layers.sequences import Sequences
 from parallelisms import collectives
@@ -38,7 +39,9 @@ def apply_context_parallelism(
     group = Group(collectives.Group.of(mesh), split)
     for child in module.modules():
         if isinstance(child, Attend):
-            child.forward = SpanningAttention(child, group, method)  # type: ignore[method-assign]
+            spanning = SpanningAttention(child, group, method)
+            child.forward = spanning  # type: ignore[method-assign]
+            child.mask = spanning.mask  # type: ignore[method-assign]
         elif isinstance(child, Router):
             child.sum_over_sequence = _SumOverRanks(group.collective.name)
 
@@ -61,6 +64,7 @@ class SpanningAttention:
         self._scale = attend.scale
         self._window = attend.window
         self._alone: Callable[..., Tensor] = attend.forward
+        self._mask_alone: Callable[..., Mask] = attend.mask
         self._group = group
         self._method = method
 
@@ -71,5 +75,19 @@ class SpanningAttention:
         length = q.shape[2] * self._group.size
         span = Span(self._group, length, scale, self._window, sequences.whole_documents)
         if self._method == "ulysses":
-            return attend_by_heads(span, self._alone, q, k, v)
+            masks = sequences.masks
+            if masks is None:
+                rows, _, part, _ = q.shape
+                masks = {self._window: self.mask(sequences, rows, part, part, q.dtype)}
+            return attend_by_heads(span, self._alone, q, k, v, masks)
         return attend_across_ranks(span, q, k, v, ring=self._method == "alltoall")
+
+    def mask(self, sequences: Sequences, rows: int, queries: int, keys: int, dtype: torch.dtype) -> Mask:
+        """As `Attend.mask`: by heads, that of whole sequences; otherwise parts of sequences have masks of their own."""
+        if self._method != "ulysses":
+            return None
+        assert isinstance(sequences, CutSequences), "the sequences were not cut for context parallelism"
+        length = queries * self._group.size
+        places = torch.arange(length, device=sequences.positions.device)
+        whole = Sequences(places, sequences.whole_documents)
+        return self._mask_alone(whole, rows, length, length, dtype)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from parallelisms.collectives import all_gathered, summed_part
 from parallelisms.context.kernels import Gradients, Partial
-from parallelisms.context.span import BackwardSum, KeysAndValues, Span, Sum, rows
+from parallelisms.context.span import BackwardSum, Contribution, KeysAndValues, Span, Sum, rows
+from parallelisms.context.split import overlap
 
 
 def gather_forward(span: Span, q: Tensor, k: Tensor, v: Tensor) -> Partial:
@@ -28,13 +29,42 @@ def gather_backward(
     span: Span, q: Tensor, k: Tensor, v: Tensor, whole: Partial, gradient: Tensor
 ) -> Gradients:
     """Gradients in fp32, from that of the output, (B, H, t, E). Collective over the group."""
-    every = _gather(span, KeysAndValues.of(k, v))
-    summed = every.like(torch.zeros_like(every.buffer, dtype=torch.float32))
+    group, others = span.group, _OfRanks.like(span, k, v)
     total = BackwardSum(span, q, whole, gradient)
+    every = _gather(span, KeysAndValues.of(k, v))
     for contribution in total.contributions(span.all_tokens, every.k, every.v):
-        summed.add(contribution)
-    own = _reduce_scatter(span, summed)
+        others.add(contribution)
+    own = others.ranks[group.rank].like(summed_part(others.buffer, 0, group.collective))
     return Gradients(total.q, own.k, own.v)
+
+
+class _OfRanks:
+    """Gradients of the keys and values of the whole sequence, in fp32, by the rank that they belong to."""
+
+    def __init__(self, span: Span, buffer: Tensor, ranks: list[KeysAndValues]) -> None:
+        self.buffer = buffer
+        self.ranks = ranks
+        self._pieces = span.group.split.pieces_of_ranks(span.length)
+
+    @classmethod
+    def like(cls, span: Span, k: Tensor, v: Tensor) -> _OfRanks:
+        """Zeros, for ranks that each have as many as this one has of k and v."""
+        size = span.group.size
+        buffer = k.new_zeros(size * (k.numel() + v.numel()), dtype=torch.float32)
+        parts = buffer.view(size, -1)
+        return cls(span, buffer, [KeysAndValues.within(part, k.shape, v.shape) for part in parts])
+
+    def add(self, contribution: Contribution) -> None:
+        """Add to the gradients of keys and values that are given by their positions."""
+        first = contribution.keys.start
+        for piece in self._pieces:
+            positions = overlap(piece.positions, contribution.keys)
+            if positions:
+                shift = piece.local.start - piece.positions.start
+                local = range(positions.start + shift, positions.stop + shift)
+                given = range(positions.start - first, positions.stop - first)
+                rank = self.ranks[piece.rank]
+                rank.add(Contribution(local, rows(contribution.k, given), rows(contribution.v, given)))
 
 
 def _gather(span: Span, own: KeysAndValues) -> KeysAndValues:
@@ -48,19 +78,6 @@ def _gather(span: Span, own: KeysAndValues) -> KeysAndValues:
         for whole, part in ((every.k, ranks[piece.rank].k), (every.v, ranks[piece.rank].v)):
             rows(whole, piece.positions).copy_(rows(part, piece.local))
     return every
-
-
-def _reduce_scatter(span: Span, summed: KeysAndValues) -> KeysAndValues:
-    """The sums over the group of the gradients of this rank's keys and values."""
-    group = span.group
-    shapes = [_lengthened(x.shape, span.length // group.size) for x in (summed.k, summed.v)]
-    sent = torch.empty_like(summed.buffer)
-    ranks = [KeysAndValues.within(buffer, *shapes) for buffer in sent.view(group.size, -1)]
-    for piece in group.split.pieces_of_ranks(span.length):
-        for whole, part in ((summed.k, ranks[piece.rank].k), (summed.v, ranks[piece.rank].v)):
-            rows(part, piece.local).copy_(rows(whole, piece.positions))
-    own = summed_part(sent, 0, group.collective)
-    return KeysAndValues.within(own, *shapes)
 
 
 def _lengthened(shape: torch.Size, length: int) -> torch.Size:

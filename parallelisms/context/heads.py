@@ -7,7 +7,7 @@ one process, kernel and masks included. Where there are fewer key and value head
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +21,17 @@ _ops = torch.ops._c10d_functional
 Attention = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
 
 
-def attend_by_heads(span: Span, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_by_heads(
+    span: Span,
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    masks: Mapping[int | None, Any],
+) -> Tensor:
     """Attention of this rank's queries (B, H, t, D) over all keys, of which it has k (B, KV, t, D) and v
-    (B, KV, t, E). H is a multiple of the ranks n; KV is one, or divides n. Collective over the group.
+    (B, KV, t, E). H is a multiple of the ranks n; KV is one, or divides n. `masks` are those of whole
+    sequences, see `Sequences`. Collective over the group.
 
     Returns (B, H, t, E).
     """
@@ -33,7 +41,7 @@ def attend_by_heads(span: Span, attention: Attention, q: Tensor, k: Tensor, v: T
         k, v = k.repeat_interleave(copies, dim=1), v.repeat_interleave(copies, dim=1)
     q, k, v = (_Exchange.apply(x, group, span.length, True) for x in (q, k, v))
     places = torch.arange(span.length, device=q.device)
-    y = attention(q, k, v, Sequences(places, span.documents))
+    y = attention(q, k, v, Sequences(places, span.documents, masks))
     return _Exchange.apply(y, group, span.length, False)
 
 

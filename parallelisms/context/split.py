@@ -102,6 +102,11 @@ def visible_blocks(
     return tuple(sorted(blocks, key=lambda block: not block.causal))
 
 
+def overlap(one: range, other: range) -> range:
+    """What is in both."""
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 def _placed(chunks: Sequence[range]) -> list[tuple[range, range]]:
     """Each chunk of positions with its local indices."""
     placed, at = [], 0
