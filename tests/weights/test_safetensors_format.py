@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from trainer.errors import ConfigurationError
+from trainer.weights.digest import HashingFile, blake2b, checksum
 from trainer.weights.safetensors_format import Planned, header, read_header
-from trainer.weights.tensor_file import DTYPE_NAMES, HashingFile, read_region
+from trainer.weights.tensor_file import DTYPE_NAMES, data_of, read_region
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -52,13 +53,12 @@ def test_any_part_of_a_tensor_that_the_library_wrote_is_read(
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
     tensors = {f"t{i}.{dtype}": values((3, 2 + i), dtype) for i, dtype in enumerate(DTYPES)}
     path = tmp_path / "x.safetensors"
-    with path.open("wb") as stream:
-        file = HashingFile(stream)
+    with path.open("wb") as stream, HashingFile(stream, blake2b()) as file:
         planned = [Planned(n, DTYPE_NAMES[t.dtype], tuple(t.shape)) for n, t in tensors.items()]
         file.write(header(planned))
         for tensor in tensors.values():
-            file.write_tensor(tensor)
-        file.finish()
+            file.write(data_of(tensor))
+        assert file.finish() == checksum(path, blake2b)
     loaded = load_file(path)
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.storage import METADATA_NAME
+from trainer.weights.digest import HashingFile, blake2b
 from trainer.weights.source import Form, WeightSource
 from trainer.weights.staging import Finished, Staging
-from trainer.weights.tensor_file import HashingFile
 
 BLOCK_BYTES = 64 * 2**20
 FILE_BYTES = 2**30
@@ -89,21 +89,23 @@ def write_weights(
         name = str(path.relative_to(staging.path))
         finished = staging.finished(name)
         if finished is None:
-            finished = staging.finish(*_write_file(path, name, of_file, source, progress))
+            finished = staging.finish(_write_file(path, name, of_file, source, progress))
         else:
             progress(sum(block.size for block in of_file))
         written.append(finished)
     _write_metadata(folder / METADATA_NAME, source.forms, blocks, written)
-    return [_inside(folder, each.file, staging) for each in written]
+    return [
+        FileEntry(str((staging.path / each.name).relative_to(folder)), each.size, each.checksum)
+        for each in written
+    ]
 
 
 def _write_file(
     path: Path, name: str, blocks: Sequence[Block], source: WeightSource, progress: Progress
-) -> tuple[FileEntry, list[list[int]]]:
-    """Write one file; its entry, and begin and length of each block in it."""
+) -> Finished:
+    """Write one file; its notes are begin and length of each block in it."""
     places = []
-    with path.open("wb") as stream:
-        file = HashingFile(stream)
+    with path.open("wb") as stream, HashingFile(stream, blake2b()) as file:
         for block in blocks:
             tensor = source.read(block.name, block.offsets, block.lengths)
             if tensor.untyped_storage().nbytes() != tensor.nbytes:
@@ -112,8 +114,7 @@ def _write_file(
             torch.save(tensor, file)  # type: ignore[arg-type]  # of a file it needs `write` and `flush`
             places.append([begin, file.size - begin])
             progress(block.size)
-        checksum = file.finish()
-    return FileEntry(name, file.size, checksum), places
+        return Finished(name, file.size, file.finish(), places)
 
 
 def _write_metadata(
@@ -125,7 +126,7 @@ def _write_metadata(
         for block, (begin, length) in zip(blocks, finished.notes, strict=True):
             offsets, full_name = torch.Size(block.offsets), f"model.{block.name}"
             chunks[block.name].append(ChunkStorageMetadata(offsets, torch.Size(block.lengths)))
-            place = _StorageInfo(Path(finished.file.name).name, begin, length)
+            place = _StorageInfo(Path(finished.name).name, begin, length)
             storage[MetadataIndex(full_name, offsets)] = place
     metadata = Metadata(
         state_dict_metadata={
@@ -142,8 +143,3 @@ def _write_metadata(
         pickle.dump(metadata, stream)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _inside(folder: Path, file: FileEntry, staging: Staging) -> FileEntry:
-    """The entry with its name relative to the folder."""
-    return FileEntry(str((staging.path / file.name).relative_to(folder)), file.size, file.blake2b)

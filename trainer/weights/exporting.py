@@ -15,18 +15,19 @@ from torch import Tensor
 
 from models.hf import UnsupportedConfig, Weight
 from models.registry import configured_sizes, family
-from trainer.checkpoint.manifest import MANIFEST_NAME, FileEntry, InvalidCheckpoint, checksum
+from trainer.checkpoint.manifest import MANIFEST_NAME, InvalidCheckpoint, checksum
 from trainer.checkpoint.storage import CheckpointReader
 from trainer.checkpoint.weights import TrainedModel
 from trainer.errors import ConfigurationError, StagelineError
 from trainer.weights.change import to_theirs
 from trainer.weights.checkpoint_writer import Progress
+from trainer.weights.digest import Crc32, HashingFile
 from trainer.weights.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_folder
 from trainer.weights.naming import hugging_face_format
 from trainer.weights.safetensors_format import Planned, header
 from trainer.weights.source import HuggingFaceSource
-from trainer.weights.staging import Staging
-from trainer.weights.tensor_file import DTYPE_NAMES, HashingFile
+from trainer.weights.staging import Finished, Staging
+from trainer.weights.tensor_file import DTYPE_NAMES, data_of
 from trainer.weights.tokenizer_export import export_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def write_folder(
         "shard_bytes": shard_bytes,
     }
     try:
-        staging = Staging(target, origin)
+        staging = Staging(target, origin, Crc32)
         shards = shards_of(export.pieces, shard_bytes)
         names = _names(len(shards))
         for name, shard in zip(names, shards, strict=True):
@@ -158,9 +159,8 @@ def shards_of(pieces: Sequence[Piece], shard_bytes: int) -> list[list[Piece]]:
 
 def _write_shard(
     path: Path, shard: Sequence[Piece], reader: CheckpointReader, progress: Progress
-) -> FileEntry:
-    with path.open("wb") as stream:
-        file = HashingFile(stream)
+) -> Finished:
+    with path.open("wb") as stream, HashingFile(stream, Crc32()) as file:
         file.write(header([piece.planned for piece in shard]))
         parts: list[Tensor] = []
         made_of: Weight | None = None
@@ -171,15 +171,14 @@ def _write_shard(
                 made_of = piece.weight
             _write_piece(file, parts[piece.index], piece.dtype)
             progress(piece.planned.size)
-        checksum = file.finish()
-    return FileEntry(path.name, file.size, checksum)
+        return Finished(path.name, file.size, file.finish())
 
 
 def _write_piece(file: HashingFile, tensor: Tensor, dtype: torch.dtype, rows_bytes: int = 2**26) -> None:
     """Write a tensor, some rows at a time: a converted copy of all of it would double the memory."""
     rows = max(1, rows_bytes * tensor.shape[0] // max(1, tensor.nbytes))
     for some in tensor.split(rows):
-        file.write_tensor(some.to(dtype))
+        file.write(data_of(some.to(dtype)))
 
 
 def _names(shards: int) -> list[str]:

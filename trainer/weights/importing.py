@@ -16,6 +16,7 @@ from trainer.config.schema import Config
 from trainer.errors import ConfigurationError, StagelineError
 from trainer.run_folder import RunFolder
 from trainer.weights.checkpoint_writer import FILE_BYTES, Progress, write_weights
+from trainer.weights.digest import blake2b
 from trainer.weights.hugging_face import HuggingFaceModel
 from trainer.weights.meta import PARAMS_NAME, MetaModel
 from trainer.weights.naming import Named, name_of
@@ -82,9 +83,8 @@ def write_run_folder(
         StagelineError: it cannot be written.
     """
     try:
-        staging = Staging(
-            target, {"files": [_identity(path) for path in imported.files], "bytes": file_bytes}
-        )
+        origin = {"files": [_identity(path) for path in imported.files], "bytes": file_bytes}
+        staging = Staging(target, origin, blake2b)
         config = configuration(imported.named)
         step = step_folder(staging.path / config.checkpoint.folder, 0)
         entries = write_weights(step, imported.source, staging, progress, file_bytes)

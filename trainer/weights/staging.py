@@ -15,29 +15,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import FileEntry, checksum_problems, size_problems, sync_folder
+from trainer.checkpoint.manifest import sync_folder
 from trainer.errors import ConfigurationError
+from trainer.weights.digest import NewDigest, checksum
 
 JOURNAL_NAME = "progress.json"
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A file that is on the disk, and what its writer noted about it."""
+    """A file that is on the disk: path within the folder, bytes, checksum, and what its writer noted about it."""
 
-    file: FileEntry
-    notes: Any
+    name: str
+    size: int
+    checksum: str
+    notes: Any = None
 
 
 class Staging:
     """One folder that is being written, by one process."""
 
-    def __init__(self, target: Path, origin: Mapping[str, Any]) -> None:
+    def __init__(self, target: Path, origin: Mapping[str, Any], new_digest: NewDigest) -> None:
         """Begin, or go on with what an earlier start from the same `origin` left; from another it is removed.
 
         Args:
             target: the folder to be; must not exist, or be empty.
             origin: everything that decides what will be written; JSON can hold it.
+            new_digest: of the checksums.
 
         Raises:
             ConfigurationError: there is something at `target` already.
@@ -46,6 +50,7 @@ class Staging:
             raise ConfigurationError(f"{target} exists already; name another folder, or remove it")
         self.target = target
         self.path = target.with_name(f"{target.name}.partial")
+        self._new_digest = new_digest
         self._origin: dict[str, Any] = json.loads(json.dumps(origin))
         self._finished = self._read_journal()
         if self._finished is None:
@@ -58,29 +63,23 @@ class Staging:
         """A file that an earlier start finished, if it is there and its checksum agrees."""
         assert self._finished is not None
         found = self._finished.get(name)
-        if (
-            found is None
-            or size_problems(self.path, [found.file])
-            or checksum_problems(self.path, [found.file])
-        ):
+        path = self.path / name
+        if found is None or not path.is_file() or path.stat().st_size != found.size:
             return None
-        return found
+        return found if checksum(path, self._new_digest) == found.checksum else None
 
-    def finish(self, file: FileEntry, notes: Any = None) -> Finished:
-        """Note that a file is on the disk. `notes`: what JSON can hold."""
+    def finish(self, file: Finished) -> Finished:
+        """Note that a file is on the disk; JSON can hold its notes."""
         assert self._finished is not None
-        self._finished[file.name] = Finished(file, notes)
-        journal = {
-            "origin": self._origin,
-            "files": [{**asdict(each.file), "notes": each.notes} for each in self._finished.values()],
-        }
+        self._finished[file.name] = file
+        journal = {"origin": self._origin, "files": [asdict(each) for each in self._finished.values()]}
         temporary = self.path / f"{JOURNAL_NAME}.partial"
         with temporary.open("w", encoding="utf-8") as stream:
             json.dump(journal, stream)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.rename(self.path / JOURNAL_NAME)
-        return self._finished[file.name]
+        return file
 
     def publish(self) -> None:
         """Give the folder its final name. Nothing but what was written there may be in it."""
@@ -95,10 +94,7 @@ class Staging:
             journal = json.loads((self.path / JOURNAL_NAME).read_text(encoding="utf-8"))
             if journal["origin"] != self._origin:
                 return None
-            files = [
-                Finished(FileEntry(each["name"], each["size"], each["blake2b"]), each["notes"])
-                for each in journal["files"]
-            ]
+            files = [Finished(**each) for each in journal["files"]]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return {each.file.name: each for each in files}
+        return {each.name: each for each in files}

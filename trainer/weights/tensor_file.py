@@ -1,15 +1,13 @@
-"""Pieces of tensors out of safetensors files, and tensors into them, one at a time."""
+"""Parts of tensors out of safetensors files, and what tensors are in such a file."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -81,33 +79,8 @@ def _read_exactly(descriptor: int, target: memoryview, position: int, path: Path
         target, position = target[count:], position + count
 
 
-class HashingFile:
-    """A file that is written from beginning to end, and its checksum (BLAKE2b of 32 bytes) meanwhile."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.blake2b(digest_size=32)
-        self.size = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._file.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def write_tensor(self, tensor: Tensor) -> None:
-        """The tensor's elements, in order, in its own number format."""
-        if tensor.numel():
-            self.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self.size
-
-    def finish(self) -> str:
-        """Put everything on the disk; the checksum in hexadecimal."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._hash.hexdigest()
+def data_of(tensor: Tensor) -> memoryview:
+    """A tensor's elements as bytes, in order, in its own number format."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
