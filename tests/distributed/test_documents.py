@@ -99,8 +99,10 @@ def test_a_pipeline_validates_masked_documents_like_one_process(tmp_path: Path) 
         {"training": {"batch_size": 4}, "activation_checkpoint": {"mode": "full"}},
         {"experimental": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZB-H1"}},
         {"training": {"tensor_parallel_degree": 2}},
+        {"experimental": {"context_parallel_degree": 2}},
+        {"experimental": {"context_parallel_degree": 2, "context_parallel_rotate_method": "ulysses"}},
     ],
-    ids=["shards", "shards, computed again", "split backward", "tensor"],
+    ids=["shards", "shards, computed again", "split backward", "tensor", "context", "context by heads"],
 )
 @pytest.mark.slow
 def test_other_layouts_equal_one_process(tmp_path: Path, tables: Tables) -> None:

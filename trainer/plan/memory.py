@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from models.activations import Kernels
 from trainer.plan.activations import StageActivations, stage_activations
+from trainer.plan.context import context_buffers
 from trainer.plan.formats import STATE_BYTES
 from trainer.plan.state import StageParameters, StateBytes
 from trainer.plan.walk import Moment, StageMemory, walk
@@ -117,6 +118,8 @@ def _activations(plan: Plan, index: int, kernels: Kernels) -> StageActivations:
     mask = plan.attention.mask_bytes(plan.seq_len, plan.formats.compute_bytes, kernels)
     if plan.layout.context > 1 and plan.parallelism.rotate_method != "ulysses":
         mask = 0  # made for each layer, and not kept
+    buffers = context_buffers(plan)
+    activations = activations.at_least(buffers.forward, buffers.backward)
     return activations.packed(mask) if plan.attention.masks_documents else activations.masked(mask)
 
 
