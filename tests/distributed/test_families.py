@@ -107,3 +107,12 @@ def test_the_balance_loss_changes_the_gradients_but_not_what_is_called_the_loss(
     for gate in gates:
         a, b = (np.asarray(result["gradients"][0][gate]) for result in (with_loss, without))
         assert np.linalg.norm(a - b) > 0.1 * np.linalg.norm(b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_learns_from_the_text_that_ships_with_python(tmp_path: Path, family: str) -> None:
+    corpus = {"dataset": "python_docs", "dataset_path": None, "steps": 40, "seq_len": 64}
+    losses = run(tmp_path, 1, family, training=corpus, optimizer={"lr": 1e-2})[0]["losses"]
+    assert losses[0] > 5.5  # as of 258 equally likely bytes
+    assert sum(losses[-5:]) / 5 < 3.5
