@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -129,5 +130,6 @@ _KEPT = frozenset(
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
         torch.ops._c10d_functional.all_to_all_single.default,
         torch.ops.higher_order.flex_attention,
+        torch.ops.torch_attn._varlen_attn.default,
     }
 )

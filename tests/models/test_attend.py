@@ -54,6 +54,7 @@ def inputs(t: int, s: int, value_width: int, kv_heads: int = 2, seed: int = 0) -
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kernel", ["sdpa", "flex"])
 @settings(max_examples=12, deadline=None)
 @given(
