@@ -88,6 +88,7 @@ class ExpertBalance:
         brought_in = plan.global_batch_size * plan.layout.tensor
         for router in self._routers.values():
             router.loss_per_sequence = balancing.loss / brought_in
+            router.in_turn = config.training.debug_moe_force_load_balance
 
     @property
     def has_experts(self) -> bool:

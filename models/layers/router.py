@@ -70,6 +70,8 @@ class Router(nn.Module):
         tokens_per_expert: (E,) int64, tokens of all microbatches whose backward has run since it was last set to 0.
         loss_per_sequence: how much the balance loss of one sequence adds to the loss: its coefficient divided by
             the sequences of the global batch. 0: nothing.
+        in_turn: experts are chosen one after the other and not by their scores, so that all are used equally: for
+            measurements of speed, which then do not depend on what was learned.
         sum_over_sequence: from the counts of this rank's part of each sequence (B, E) to those of whole sequences;
             context parallelism sets it.
     """
@@ -86,6 +88,7 @@ class Router(nn.Module):
         counts = torch.zeros(selection.n_experts, dtype=torch.int64)
         self.register_buffer("tokens_per_expert", counts, persistent=False)
         self.loss_per_sequence = 0.0
+        self.in_turn = False
         self.sum_over_sequence: Callable[[Tensor], Tensor] = _itself
 
     def forward(self, x: Tensor, rows: int = 1) -> Routing:
@@ -107,6 +110,9 @@ class Router(nn.Module):
     def _choose(self, scores: Tensor) -> Tensor:
         """(N, E) to the K experts of each token, (N, K), the best first."""
         selection = self.selection
+        if self.in_turn:
+            uses = torch.arange(scores.shape[0] * selection.per_token, device=scores.device)
+            return (uses % selection.n_experts).unflatten(0, (-1, selection.per_token))
         if self.expert_bias is not None:
             scores = scores + self.expert_bias
         if selection.groups_per_token < selection.groups:

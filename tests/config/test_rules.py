@@ -91,6 +91,7 @@ CASES = [
     (expert.spread_experts_are_sharded_evenly, [*MIXTURE, *ep(2), f"{DP}shard_degree", "16"], [*MIXTURE, *ep(2), f"{DP}shard_degree", "6"], "3 ranks hold the same 8 experts"),
     (model.balanced_models_have_experts, ["--model.name", "qwen3_moe", "--training.load_balance_loss", "0.01"], ["--training.load_balance_loss", "0.01"], "llama3 debug has no experts to balance; allowed: 0, or unset"),
     (model.balanced_models_have_experts, ["--model.name", "deepseek_v3", "--training.load_balance_rate", "0.01"], ["--model.name", "qwen3_moe", "--training.load_balance_rate", "0.01"], "balances its experts by the loss alone"),
+    (model.balanced_models_have_experts, ["--model.name", "qwen3_moe", "--training.debug_moe_force_load_balance"], ["--training.debug_moe_force_load_balance"], "llama3 debug has no experts; allowed: false"),
     (model.sizes_fit_together, ["--model.name", "deepseek_v3", "--model.override.n_experts", "32"], ["--model.name", "deepseek_v3", "--model.override.n_expert_groups", "5"], "n_experts 16 is not divisible by n_expert_groups 5"),
     (training.gradients_are_reduced_no_coarser_than_computed, ["--training.mixed_precision_param", "bfloat16", "--training.mixed_precision_reduce", "bfloat16"], ["--training.mixed_precision_reduce", "bfloat16"], "more finely"),
     (training.parameters_stay_for_a_split_backward, ["--training.fsdp_reshard_after_forward", "always"], ["--training.fsdp_reshard_after_forward", "always", f"{PP}schedule", "ZBVZeroBubble"], "before the weight parts of ZBVZeroBubble"),

@@ -102,6 +102,16 @@ def test_both_paths_of_experts_are_equal_in_bf16_too(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(experts(x, counts), grouped, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_experts_can_be_used_in_turn_whatever_their_scores(name: str) -> None:
+    layer = build(SELECTIONS[name])
+    layer.router.in_turn = True
+    x = torch.randn(16, DIM)
+    routing = layer.router(x)
+    assert routing.counts.tolist() == [16 * layer.router.selection.per_token // E] * E
+    assert all(len(set(experts)) == len(experts) for experts in routing.experts.tolist())
+
+
 def train_once(layer: MoE, x: Tensor, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
     layer.zero_grad()
     x = x.clone().requires_grad_()

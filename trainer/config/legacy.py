@@ -176,7 +176,6 @@ UNAVAILABLE = MappingProxyType(
         "training.fp8_linear": ("",),
         "training.gc_debug": (False,),
         "training.dtype": ("float32",),
-        "training.debug_moe_force_load_balance": (False,),
         **{
             f"{table}.dataloader.{key}": neutral
             for table in ("training", "validation")

@@ -99,6 +99,9 @@ def balanced_models_have_experts(config: Config, _world_size: int | None) -> Ite
         yield Problem(
             ("training.load_balance_loss", "model.name"), f"{model} has no experts to balance", "0, or unset"
         )
+    if training.debug_moe_force_load_balance and published == Balancing():
+        reason = f"{model} has no experts"
+        yield Problem(("training.debug_moe_force_load_balance", "model.name"), reason, "false")
     if training.load_balance_rate and not published.rate:
         reason = "balances its experts by the loss alone" if published.loss else "has no experts to balance"
         yield Problem(("training.load_balance_rate", "model.name"), f"{model} {reason}", "0, or unset")

@@ -188,6 +188,10 @@ class Training(Table):
     """Factor of the loss of each sequence that balances the experts of a layer. It is not in the logged loss.
     Unset: as the family was published (DeepSeek-V3: 0.0001, Qwen3: 0.001)."""
 
+    debug_moe_force_load_balance: bool = False
+    """Send tokens to the experts one after the other, whatever their scores: for measurements of speed, which then do
+    not depend on what was learned."""
+
 
 class Validation(Table):
     """Loss on text that is not trained on."""
