@@ -106,6 +106,58 @@ def test_flash_on_a_cpu_computes_causal_order_with_narrower_values() -> None:
     torch.testing.assert_close(found, formula(q, k, v, None, None, None), rtol=1e-5, atol=1e-5)
 
 
+def by_lengths(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch documents of `varlen_attn`, (tokens, H, D) each: sequences one after the other, each by the formula."""
+    assert window_size[1] == 0
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    assert query_bounds.dtype == key_bounds.dtype == torch.int32
+    assert int(query_bounds.diff().max()) == longest_query
+    assert int(key_bounds.diff().max()) == longest_key
+    window = None if window_size[0] == -1 else window_size[0] + 1
+    parts = [
+        each.tensor_split(bounds[1:-1].tolist())
+        for each, bounds in ((q, query_bounds), (k, key_bounds), (v, key_bounds))
+    ]
+    results = [
+        formula(*(part.transpose(0, 1)[None] for part in sequence), scale, window, None)[0].transpose(0, 1)
+        for sequence in zip(*parts, strict=True)
+    ]
+    return torch.cat(results)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    window=st.sampled_from([None, 1, 3]),
+    masked=st.booleans(),
+    value_width=st.sampled_from([8, 16]),
+    scale=st.sampled_from([None, 0.7]),
+    seed=st.integers(0, 99),
+)
+def test_flash_is_told_lengths_that_mean_the_documents_and_the_window(
+    window: int | None, masked: bool, value_width: int, scale: float | None, seed: int
+) -> None:
+    q, k, v = inputs(12, 12, value_width, seed=seed)
+    documents = random_documents(2, 12, seed) if masked else None
+    attend = Attend(scale, window)
+    use_attention_kernel(attend, "flash", CPU, documents_are_masked=masked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", by_lengths)
+        found = attend(q, k, v, Sequences(torch.arange(12), documents))
+    torch.testing.assert_close(found, formula(q, k, v, scale, window, documents), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kernel", ["sdpa", "flash", "flex"])
