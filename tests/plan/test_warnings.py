@@ -102,8 +102,9 @@ def test_too_much_memory_names_rank_largest_part_and_remedy() -> None:
 
 
 def test_a_loss_that_fills_the_accelerator_is_told() -> None:
-    training = {"batch_size": 4, "seq_len": 8192}
+    training = {"batch_size": 4, "seq_len": 8192, "fused_loss": False}
     assert "the loss of one microbatch needs 47.0 GiB" in remarks(8, "8B", "A100", training=training)
+    assert "the loss" not in remarks(8, "8B", "A100", training={**training, "fused_loss": True})
 
 
 def test_checkpointing_that_is_not_needed_is_told_with_what_it_costs() -> None:

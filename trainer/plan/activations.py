@@ -38,6 +38,15 @@ class StageActivations:
         """What a microbatch of `rows` sequences holds."""
         return self.held * rows + self.held_once
 
+    def at_least(self, forward: int, backward: int) -> StageActivations:
+        """The same where attention needs so many bytes for a moment, beside which no other part of a layer works."""
+        return replace(
+            self,
+            temporary=max(self.temporary, backward),
+            layer_temporary=max(self.layer_temporary, backward),
+            forward_temporary=max(self.forward_temporary, forward),
+        )
+
     def masked(self, mask: int) -> StageActivations:
         """The same with a mask of so many bytes that all sequences share."""
         return replace(self, held_once=self.held_once + mask)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from models.tied import EMBEDDING, held_shapes
 from parallelisms.pipeline.actions import Kind
-from trainer.plan.context_traffic import context_traffic
+from trainer.plan.context import context_traffic
 from trainer.plan.expert_traffic import expert_traffic
 from trainer.plan.formats import STATE_BYTES
 from trainer.plan.state import ParameterGroup, StageParameters, cuts_of

@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelisms.layout import PIPELINE, REPLICATE, SHARD, TENSOR
+from parallelisms.layout import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from parallelisms.pipeline.costs import scaled
 from parallelisms.pipeline.setting import Costs
 from parallelisms.pipeline.simulate import simulate
 from trainer.plan.accelerators import Accelerator
+from trainer.plan.context import context_traffic, unevenness
 from trainer.plan.network import RankTraffic, forecast_traffic
 from trainer.plan.nodes import Nodes
-from trainer.plan.stages import stage_costs
+from trainer.plan.stages import StagePlan, stage_costs
 from trainer.plan.tensor_traffic import tensor_traffic
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Bandwidths:
     replicate: float
     pipeline: float
     tensor: float
+    context: float
 
 
 def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
@@ -76,7 +78,7 @@ def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
         return min(inside, place.in_node * between) if place.crosses_nodes else inside
 
     pipeline = between if nodes.place(PIPELINE).crosses_nodes else inside
-    return Bandwidths(of(SHARD), of(REPLICATE), pipeline, of(TENSOR))
+    return Bandwidths(of(SHARD), of(REPLICATE), pipeline, of(TENSOR), of(CONTEXT))
 
 
 def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
@@ -106,17 +108,43 @@ def costs_in_seconds(plan: Plan, accelerator: Accelerator, speeds: Bandwidths) -
     assert accelerator.peak_flops is not None
     tokens = max(plan.rows) * plan.rank_seq_len
     ranks = plan.layout.tensor
-    costs = scaled(stage_costs(plan.stages), tokens / (accelerator.peak_flops * EFFICIENCY * ranks))
+    operation = tokens / (accelerator.peak_flops * EFFICIENCY * ranks)
+    costs = scaled(stage_costs(plan.stages), operation)
     message = tokens * plan.sizes.dim * plan.formats.compute_bytes / (speeds.pipeline * ranks)
-    # Nothing is computed beside what a tensor group exchanges; half of it belongs to the forward.
-    share = max(plan.rows) / (sum(plan.rows) * plan.accumulation)
-    exchange = [tensor_traffic(plan, stage.modules) * share / speeds.tensor / 2 for stage in plan.stages]
+    waits = [_waits(plan, stage, speeds, operation) for stage in plan.stages]
     return Costs(
-        tuple(cost + each for cost, each in zip(costs.forward, exchange, strict=True)),
-        tuple(cost + each for cost, each in zip(costs.backward_input, exchange, strict=True)),
+        tuple(cost + each.forward for cost, each in zip(costs.forward, waits, strict=True)),
+        tuple(cost + each.backward for cost, each in zip(costs.backward_input, waits, strict=True)),
         costs.backward_weight,
         message,
     )
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Seconds of a microbatch beside the arithmetic: exchanges that nothing hides, and busier ranks."""
+
+    forward: float
+    backward: float
+
+
+def _waits(plan: Plan, stage: StagePlan, speeds: Bandwidths, operation: float) -> _Waits:
+    """Of one stage; `operation` is the seconds that one of its operations for a token takes for all tokens.
+
+    Nothing is computed beside what a tensor group exchanges, of which half belongs to the forward, nor beside what
+    context ranks gather. A ring computes attention with what it has while the next is on its way.
+    """
+    share = max(plan.rows) / (sum(plan.rows) * plan.accumulation)
+    tensor = tensor_traffic(plan, stage.modules) * share / speeds.tensor / 2
+    traffic = context_traffic(plan, stage.modules)
+    forward, backward = (each * share / speeds.context for each in (traffic.forward, traffic.backward))
+    sizes, length = plan.sizes, plan.seq_len
+    attention = sum(sizes.flops_per_token(length, m) - sizes.flops_per_token(0, m) for m in stage.modules)
+    third = attention / 3 * operation
+    if plan.parallelism.rotate_method == "alltoall":
+        forward, backward = max(0.0, forward - _HIDDEN * third), max(0.0, backward - _HIDDEN * 2 * third)
+    more = (unevenness(plan) - 1) * third
+    return _Waits(tensor + forward + more, tensor + backward + 2 * more)
 
 
 def exposed_collectives(plan: Plan, traffic: RankTraffic, speeds: Bandwidths, costs: Costs) -> float:

@@ -90,11 +90,11 @@ def _uneven_microbatches(plan: Plan) -> str | None:
 
 
 def _small_microbatches(plan: Plan) -> str | None:
-    tokens = min(plan.rows) * plan.seq_len
+    tokens = min(plan.rows) * plan.rank_seq_len
     if plan.parameters < _LARGE_MODEL or tokens >= _FEW_TOKENS:
         return None
     return (
-        f"a microbatch is only {tokens:,} tokens: matrix products of that height do not fill a large accelerator; "
+        f"a microbatch is only {tokens:,} tokens on a rank: matrix products of that height do not fill a large accelerator; "
         f"{_FEW_TOKENS:,} and more are better"
     )
 
@@ -174,17 +174,17 @@ def _less(part: str, plan: Plan) -> str:
 
 
 def _loss_memory(plan: Plan, accelerator: Accelerator | None) -> str | None:
-    if accelerator is None or accelerator.memory is None:
+    if accelerator is None or accelerator.memory is None or plan.loss_chunk is not None:
         return None
     rank = plan.stages[-1].owner
-    workspace = (
-        max(plan.rows) * plan.seq_len * plan.sizes.vocab_size * 12
-    )  # softmax and two gradients, in fp32
+    tokens = max(plan.rows) * plan.rank_seq_len
+    logits = plan.sizes.vocab_size // (plan.layout.tensor if plan.parallelism.loss_parallel else 1)
+    workspace = tokens * logits * 12  # softmax and two gradients, in fp32
     if workspace < 0.25 * accelerator.memory:
         return None
     return (
-        f"the loss of one microbatch needs {workspace / _GIB:.1f} GiB on pipeline rank {rank}: {plan.sizes.vocab_size:,} "
-        f"logits for each of {max(plan.rows) * plan.seq_len:,} tokens, in fp32; smaller microbatches need less"
+        f"the loss of one microbatch needs {workspace / _GIB:.1f} GiB on pipeline rank {rank}: {logits:,} "
+        f"logits for each of {tokens:,} tokens, in fp32; smaller microbatches need less"
     )
 
 
