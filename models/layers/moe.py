@@ -113,9 +113,9 @@ def grouped_weight_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor
 
 def has_grouped_kernel(x: Tensor, *widths: int) -> bool:
     """Whether torch multiplies tensors like x in one call: rows of these widths must be multiples of 16 bytes."""
-    known = x.device.type in ("cpu", "cuda") and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if torch.compiler.is_compiling():
-        known = x.dtype == torch.bfloat16  # the compiler knows no other
+    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if x.is_cuda or torch.compiler.is_compiling():
+        known = x.dtype == torch.bfloat16  # accelerators and the compiler have no other
     return known and all(width * x.element_size() % 16 == 0 for width in widths)
 
 
