@@ -61,7 +61,7 @@ def ulysses_divides_the_heads(config: Config, _world_size: int | None) -> Iterat
     whose = f" of a tensor rank (of {tensor})" if tensor > 1 else ""
     yield Problem(
         (_METHOD, _DEGREE, _TENSOR),
-        f"cannot divide {heads} heads, {kv_heads} of them of keys and values,{whose} over {degree} context ranks",
+        f"cannot divide {heads} heads of queries and {kv_heads} of keys{whose} over {degree} context ranks",
         f"allgather, alltoall, or {_DEGREE} {' or '.join(map(str, right))}",
         f"{_DEGREE} = {nearest_number(degree, right)}",
     )
