@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -26,10 +27,15 @@ Rows = tuple[int, int]
 
 def find_parts(module: nn.Module, parameters: Mapping[str, Rows | None]) -> None:
     """Let `module` find its parts of the named parameters of its own, or only some rows of a part."""
-    found = {name: property(_PartOf(name, rows)) for name, rows in parameters.items()}
-    kind = type(module)
-    module.__class__ = type(f"Part{kind.__name__}", (kind,), found)
+    module.__class__ = _finding(type(module), tuple(parameters.items()))
     module._taken_parts = dict.fromkeys(parameters)  # type: ignore[assignment]
+
+
+@cache
+def _finding(kind: type[nn.Module], parameters: tuple[tuple[str, Rows | None], ...]) -> type[nn.Module]:
+    """The class of modules that find these parts: one for all that are alike, so that they are compiled once."""
+    found = {name: property(_PartOf(name, rows)) for name, rows in parameters}
+    return type(f"Part{kind.__name__}", (kind,), found)
 
 
 @contextmanager
