@@ -1,4 +1,5 @@
-"""Every layout is the same training run: losses, norms and all gradients of three optimizer steps."""
+"""Layouts in which other trainers went wrong are the same training run as one process; see the parity matrix for all
+others."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def check(folder: Path, world_size: int, tables: Tables, reference: list[dict[st
     assert_same_run(reference, train(folder, world_size, tables))
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_pipeline_equals_one_process(tmp_path: Path, degree: int, schedule: str, microbatches: int) -> None:
@@ -53,19 +54,10 @@ def test_the_norm_of_bf16_gradients_does_not_depend_on_the_partition(tmp_path: P
     assert norms[2] == pytest.approx(norms[0], rel=1e-9)
 
 
-def test_fsdp_equals_one_process(tmp_path: Path) -> None:
-    check(tmp_path, 2, {"training": {"batch_size": 4}}, one_process(8))
-
-
 def test_replicas_equal_one_process(tmp_path: Path) -> None:
     """Case L5: replicas divide the gradient twice."""
     tables = {"training": {"batch_size": 4, "data_parallel_replicate_degree": 2}}
     check(tmp_path, 2, tables, one_process(8))
-
-
-def test_hybrid_sharding_equals_one_process(tmp_path: Path) -> None:
-    tables = {"training": {"batch_size": 2, "data_parallel_replicate_degree": 2}}
-    check(tmp_path, 4, tables, one_process(8))
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
@@ -73,11 +65,6 @@ def test_fsdp_with_pipeline_equals_one_process(tmp_path: Path, schedule: str) ->
     """Also case P6: pipeline 2 x shard 2 starts, and makes all its steps within a minute."""
     tables = {"training": {"batch_size": 4}, "experimental": pipeline(2, schedule, 3)}
     assert_same_run(one_process(8), train(tmp_path, 4, tables, timeout=60))
-
-
-def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
-    tables = {"training": {"batch_size": 2, "global_batch_size": 8}}
-    check(tmp_path, 1, tables, one_process(8))
 
 
 def test_accumulation_with_fsdp_equals_one_large_batch(tmp_path: Path) -> None:
@@ -101,11 +88,6 @@ def test_initial_parameters_do_not_depend_on_the_layout_but_on_the_seed(tmp_path
     expected = merged(one_process(8), "initial")
     assert other.keys() == expected.keys()
     assert any((other[name] != expected[name]).any() for name in expected)
-
-
-def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    tables = {"activation_checkpoint": {"mode": "full"}, "experimental": pipeline(2, "1F1B", 2)}
-    check(tmp_path, 2, tables, one_process(8))
 
 
 def test_split_points_of_uneven_stages_change_nothing(tmp_path: Path) -> None:
