@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.layers.sequences import Sequences
+from parallelisms.tensor import sum_gradients_of_whole_parameters
 from tests.distributed.ranks import run_ranks
 from trainer.build import Pipeline, build_pipeline
 from trainer.config.schema import Config
@@ -91,6 +92,9 @@ def _step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
             documents = torch.arange(plan.seq_len, dtype=torch.int32) // 7
             sequences = [Sequences.packed(documents.expand(rows, -1)) for rows in plan.rows]
         pipeline.executor.run(tokens, loss, sequences=sequences, last_accumulation=last)
+    if plan.layout.tensor > 1:
+        parameters = [parameter for part in pipeline.parts for parameter in part.parameters()]
+        sum_gradients_of_whole_parameters(parameters, pipeline.meshes.tensor)
 
 
 def _local_bytes(tensor: Tensor) -> int:

@@ -28,6 +28,7 @@ def pipeline(schedule: str, degree: int = 2, microbatches: int = 4, **more: Any)
 
 BF16 = {"mixed_precision_param": "bfloat16"}
 FULL = {"mode": "full"}
+TENSOR = {"tensor_parallel_degree": 2}
 
 LAYOUTS: dict[str, tuple[int, Tables]] = {
     "one process": (1, {}),
@@ -42,9 +43,13 @@ LAYOUTS: dict[str, tuple[int, Tables]] = {
     "shard 2": (2, {}),
     "1F1B": (2, {"experimental": pipeline("1F1B")}),
     "ZBV, split backward": (2, {"experimental": pipeline("ZBVZeroBubble")}),
+    "tensor 2, logits at once": (2, {"training": {**TENSOR, "fused_loss": False}}),
     "1F1B x shard 2": (4, {"experimental": pipeline("1F1B")}),
 }
 MORE_LAYOUTS: dict[str, tuple[int, Tables]] = {
+    "tensor 4": (4, {"training": {"tensor_parallel_degree": 4}}),
+    "tensor 2 x shard 2, bf16": (4, {"training": {**TENSOR, **BF16}}),
+    "tensor 2, latent attention": (2, {"model": {"name": "deepseek_v3"}, "training": TENSOR}),
     "one process, bf16": (1, {"training": BF16}),
     "one process, all layers computed again": (1, {"activation_checkpoint": FULL}),
     "GPipe, uneven microbatches, bf16": (
@@ -157,3 +162,30 @@ def test_bytes_of_gathering_and_reducing_are_those_of_the_collectives(
         assert plan.layout.shard == 2
         assert measured.collectives["_allgather_base_"] == 2 * expected.gather
         assert measured.collectives["_reduce_scatter_base_"] == expected.reduce_scatter
+
+
+@pytest.mark.parametrize(
+    ("world_size", "tables"),
+    quick_and_slow(
+        {"two ranks": (2, {"training": TENSOR})},
+        {
+            "latent attention": (2, {"model": {"name": "deepseek_v3"}, "training": TENSOR}),
+            "pipeline, all computed again": (
+                4,
+                {"training": TENSOR, "experimental": pipeline("1F1B"), "activation_checkpoint": FULL},
+            ),
+        },
+    ),
+)
+def test_bytes_that_tensor_ranks_exchange_are_those_of_the_collectives(
+    tmp_path: Path, world_size: int, tables: Tables
+) -> None:
+    config = debug_config(tables)
+    plan = make_plan(config, world_size)
+    forecast, others = collective_traffic(plan), plan.layout.tensor - 1
+    for rank, measured in enumerate(measure(config, world_size, tmp_path)):
+        # Each rank gives its own part to all others; of a sum it sends all parts but its own, twice if all is summed.
+        sent = measured.collectives["all_gather_into_tensor"] * others
+        sent += measured.collectives["reduce_scatter_tensor"] * others // (others + 1)
+        sent += 2 * measured.collectives["allreduce_"] * others // (others + 1)
+        assert sent == forecast[plan.layout.pipeline_rank(rank)].tensor
