@@ -27,7 +27,7 @@ Rows = tuple[int, int]
 
 def find_parts(module: nn.Module, parameters: Mapping[str, Rows | None]) -> None:
     """Let `module` find its parts of the named parameters of its own, or only some rows of a part."""
-    module.__class__ = _finding(type(module), tuple(parameters.items()))
+    module.__class__ = _finding(type(module), tuple(parameters.items()))  # type: ignore[arg-type]
     module._taken_parts = dict.fromkeys(parameters)  # type: ignore[assignment]
 
 
