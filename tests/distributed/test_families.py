@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,6 +15,11 @@ from tests.distributed.tiny_families import FAMILIES, model_table
 from tests.distributed.training_run import assert_same_run, merged, train
 
 MOE = ("qwen3_moe", "deepseek_v3")
+
+
+def quick(one: str, families: Iterable[str]) -> list[Any]:
+    """One of the families; the others are slow."""
+    return [pytest.param(name, marks=() if name == one else pytest.mark.slow) for name in families]
 
 
 def run(folder: Path, world_size: int, family: str, **tables: Any) -> list[dict[str, Any]]:
@@ -43,7 +49,7 @@ def pipeline(degree: int, schedule: str, microbatches: int = 4) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick("deepseek_v3", FAMILIES))
 def test_a_pipeline_of_four_interleaved_equals_one_process(tmp_path: Path, family: str) -> None:
     check(tmp_path, 4, family, experimental=pipeline(4, "Interleaved1F1B"))
 
@@ -58,7 +64,7 @@ def test_pipelines_equal_one_process(tmp_path: Path, family: str, degree: int, s
     check(tmp_path, degree, family, experimental=pipeline(degree, schedule, 3))
 
 
-@pytest.mark.parametrize("family", MOE)
+@pytest.mark.parametrize("family", quick("deepseek_v3", MOE))
 def test_accumulation_and_recomputation_equal_one_process(tmp_path: Path, family: str) -> None:
     """The tokens of all steps are counted, and those of a layer that is computed again are counted once."""
     accumulation = {"batch_size": 2, "global_batch_size": 8}
