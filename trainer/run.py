@@ -90,7 +90,7 @@ class Run:
         step, table = self._checkpoints.load(self._state), self._config.checkpoint
         if step is None and table.initial_load_path is not None:
             step = load_initial(
-                table,
+                self._config,
                 self._plan.sizes,
                 self._state,
                 Ranks(),

@@ -98,7 +98,7 @@ def trainer_of(rank: int, config: Config, world_size: int, record: Path) -> Iter
         loop = Loop(config, plan, pipeline, optimizer, schedule, loader, process.device, process.progress)
         if config.checkpoint.initial_load_path is not None:
             state = TrainState(pipeline.parts, optimizer, schedule, loader, loop.counters)
-            load_initial(config.checkpoint, plan.sizes, state, Ranks(), print)
+            load_initial(config, plan.sizes, state, Ranks(), print)
         yield Trainer(pipeline, optimizer, loop)
         loader.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.registry import family
+from tests.config.reports import report_of
 from tests.weights.made import SIZES, hugging_face_folder
 from trainer.errors import ConfigurationError
 from trainer.weights.hugging_face import open_model
@@ -145,3 +148,22 @@ def test_a_tied_output_in_the_files_must_be_the_embedding(tmp_path: Path) -> Non
     edit_tensors(file, lambda tensors: tensors["lm_head.weight"][257, 31].add_(1))
     with pytest.raises(ConfigurationError, match=r"lm_head\.weight is in it, not in the model"):
         open_model(tmp_path)
+
+
+def test_an_output_of_its_own_starts_as_the_embedding_to_which_theirs_is_tied(tmp_path: Path) -> None:
+    model = hugging_face_folder(tmp_path, SIZES["llama tied"])
+    source = open_model(tmp_path, replace(SIZES["llama tied"], tie_embeddings=False)).source
+    embedding = model.state_dict()["tok_embeddings.weight"]
+    for name in ("output.weight", "tok_embeddings.weight"):
+        assert torch.equal(source.read(name, (0, 0), embedding.shape), embedding)
+
+
+def test_a_folder_of_another_family_than_the_configured_is_refused(tmp_path: Path) -> None:
+    hugging_face_folder(tmp_path, LLAMA)
+    with pytest.raises(ConfigurationError, match=r"model_type = 'llama'; expected qwen3$"):
+        open_model(tmp_path, among=[family("qwen3")])
+    arguments = ("--checkpoint.initial_load_path", str(tmp_path))
+    assert "is of another model: dim = 32 there, 256 here" in report_of(*arguments, world_size=1)
+    assert "expected qwen3" in report_of(*arguments, "--model.name", "qwen3", world_size=1)
+    more = ("--checkpoint.initial_load_model_only", "false")
+    assert "a Hugging Face folder holds weights only" in report_of(*arguments, *more, world_size=1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.family import Family
 from trainer.weights.folder import HuggingFaceFolder, open_folder
 from trainer.weights.naming import format_of
 from trainer.weights.naming import sizes_of as sizes_of_config
@@ -26,19 +28,20 @@ class HuggingFaceModel:
         return SourceReader(self.source, self.folder.path)
 
 
-def open_model(path: Path, sizes: Any = None) -> HuggingFaceModel:
+def open_model(path: Path, sizes: Any = None, among: Sequence[Family] | None = None) -> HuggingFaceModel:
     """Open a folder.
 
     Args:
         path: the folder.
         sizes: of the model whose weights are wanted; None: as `config.json` says. Shapes must agree.
+        among: the families that it can be of; None: those in the registry.
 
     Raises:
         ConfigurationError: the folder holds no such model, or files that are broken or that Stageline does not read.
     """
     folder = open_folder(path)
-    form = format_of(folder.config, path)
+    form = format_of(folder.config, path, among)
     if sizes is None:
-        sizes = sizes_of_config(folder.config, path)
+        sizes = sizes_of_config(folder.config, path, among)
     source = HuggingFaceSource(folder, form.weights_of(sizes), lambda name: form.is_left_out(sizes, name))
     return HuggingFaceModel(folder, sizes, source)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from models.family import Family
+from models.registry import family
 from trainer.checkpoint.agreement import Ranks
 from trainer.checkpoint.manifest import Contents, InvalidCheckpoint, read_manifest
 from trainer.checkpoint.restore import restore_full, restore_weights
 from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.storage import CheckpointReader
 from trainer.checkpoint.weights import find_trained_model
-from trainer.config.schema import Checkpoint
+from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
 from trainer.weights.folder import is_hugging_face_folder, read_config
 from trainer.weights.hugging_face import open_model
@@ -20,12 +22,12 @@ from trainer.weights.naming import differences, sizes_of
 
 
 def load_initial(
-    config: Checkpoint, sizes: Any, state: TrainState, ranks: Ranks, say: Callable[[str], None]
+    config: Config, sizes: Any, state: TrainState, ranks: Ranks, say: Callable[[str], None]
 ) -> int:
     """Set the weights of all ranks, each of which reads the part that it holds. Collective.
 
     Args:
-        config: the table [checkpoint], with `initial_load_path`.
+        config: with `checkpoint.initial_load_path`.
         sizes: of the model.
         state: the run; if more than weights is loaded, all of it is set.
         ranks: all ranks.
@@ -38,17 +40,19 @@ def load_initial(
         ConfigurationError: there is no such folder, no valid checkpoint in it, or one of another model; on all ranks.
         FailedOnSomeRank: a rank could not read it.
     """
-    assert config.initial_load_path is not None
-    path = Path(config.initial_load_path).expanduser()
+    table = config.checkpoint
+    assert table.initial_load_path is not None
+    path = Path(table.initial_load_path).expanduser()
     if ranks.on_first(lambda: is_hugging_face_folder(path)):
-        model = ranks.agreed(lambda: open_model(path, sizes))
+        of = family(config.model.name)
+        model = ranks.agreed(lambda: open_model(path, sizes, [of]))
         restore_weights(model.reader, state.model_parts, ranks)
-        say(f"weights of {path}{_notice(path, sizes)}")
+        say(f"weights of {path}{_notice(path, sizes, of)}")
         return 0
     # One rank verifies the checksums, for all.
     step_folder = ranks.on_first(lambda: find_trained_model(path).step_folder)
     reader = ranks.agreed(lambda: _open(step_folder))
-    if config.initial_load_model_only:
+    if table.initial_load_model_only:
         restore_weights(reader, state.model_parts, ranks)
         say(f"weights of {step_folder}")
         return 0
@@ -57,7 +61,7 @@ def load_initial(
             f"checkpoint.initial_load_model_only = false: {step_folder} holds only weights, to go on needs more"
         )
     say(f"going on from {step_folder}")
-    return restore_full(reader, state, ranks, config.exclude_from_loading)
+    return restore_full(reader, state, ranks, table.exclude_from_loading)
 
 
 def _open(step_folder: Path) -> CheckpointReader:
@@ -67,7 +71,7 @@ def _open(step_folder: Path) -> CheckpointReader:
         raise ConfigurationError(f"{step_folder} is not a valid checkpoint: {error}") from error
 
 
-def _notice(path: Path, sizes: Any) -> str:
+def _notice(path: Path, sizes: Any, of: Family) -> str:
     """What the folder's configuration says otherwise, e.g. of rotary positions: allowed, but worth a word."""
-    there = sizes_of(read_config(path), path)
+    there = sizes_of(read_config(path), path, [of])
     return "" if there == sizes else f" (its configuration differs: {differences(there, sizes)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,26 +35,27 @@ def hugging_face_format(family: Family) -> HuggingFaceFormat | None:
         return None
 
 
-def format_of(config: Config, path: Path) -> HuggingFaceFormat:
-    """The family's module that knows the `model_type` of a `config.json` of a folder.
+def format_of(config: Config, path: Path, among: Iterable[Family] | None = None) -> HuggingFaceFormat:
+    """The module of a family, by default of any in the registry, that knows the `model_type` of a `config.json`.
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError, with the folder's path, if there is none.
     """
     kind = config.get("model_type")
-    formats = [found for family in _families() if (found := hugging_face_format(family)) is not None]
+    families = _families() if among is None else among
+    formats = [found for family in families if (found := hugging_face_format(family)) is not None]
     for found in formats:
         if kind in found.MODEL_TYPES:
             return found
     known = sorted({name for found in formats for name in found.MODEL_TYPES})
     raise ConfigurationError(
-        f"{path}/config.json: model_type = {kind!r}: Stageline has no such model; expected {', '.join(known)}"
+        f"{path}/config.json: model_type = {kind!r}; expected {', '.join(known) or 'a family with a module hf'}"
     )
 
 
-def sizes_of(config: Config, path: Path) -> Any:
+def sizes_of(config: Config, path: Path, among: Iterable[Family] | None = None) -> Any:
     """The sizes that the `config.json` of a folder says. Raises ConfigurationError with what is not supported."""
     try:
-        return format_of(config, path).sizes_of(config)
+        return format_of(config, path, among).sizes_of(config)
     except (UnsupportedConfig, SizesError, TypeError) as error:
         raise ConfigurationError(f"{path}/config.json: {error}") from error
 

@@ -91,12 +91,14 @@ def _of_a_hugging_face_folder(config: Config, path: Path, sizes: Sizes | None) -
     if not config.checkpoint.initial_load_model_only:
         keys = ("checkpoint.initial_load_model_only", _PATH)
         yield Problem(keys, "a Hugging Face folder holds weights only", "true")
+    if sizes is None:
+        return
     try:
-        there = sizes_of_folder(read_config(path), path)
+        there = sizes_of_folder(read_config(path), path, [registry.family(config.model.name)])
     except ConfigurationError as error:
         yield Problem((_PATH,), str(error))
         return
-    if sizes is not None and _shapes(there) != _shapes(sizes):
+    if _shapes(there) != _shapes(sizes):
         yield Problem(
             (_PATH, "model.name", "model.flavor"), f"is of another model: {differences(there, sizes)}"
         )
