@@ -27,6 +27,7 @@ from parallelisms.float8 import convert_to_float8
 from parallelisms.layout import EXPERT_SHARD, FSDP, REPLICATE, Parallelism
 from parallelisms.mesh import Meshes
 from parallelisms.tensor import apply_tensor_parallelism
+from parallelisms.tensor_async import overlap_tensor_parallelism
 
 
 def apply_parallelisms(
@@ -38,6 +39,8 @@ def apply_parallelisms(
         convert_to_float8(module, parallelism.float8, meshes.parameters.device_type, sharded=sharded)
     if meshes.tensor.size() > 1:
         apply_tensor_parallelism(module, meshes.tensor, loss_parallel=parallelism.loss_parallel)
+        if parallelism.overlap_tensor:
+            overlap_tensor_parallelism(meshes.tensor)
     if meshes.experts is not None:
         apply_expert_parallelism(module, meshes.experts)
     if meshes.context is not None:

@@ -127,6 +127,7 @@ class Parallelism:
     keep_gathered: bool  # parameters stay gathered from forward to backward
     release_always: bool = False  # after every forward and backward, also where others follow
     cpu_offload: bool = False
+    overlap_tensor: bool = False  # compiled layers compute beside what tensor-parallel ranks exchange
     loss_parallel: bool = True  # tensor-parallel ranks compute the loss from their parts of the vocabulary
     checkpointing: str = "none"
     checkpointing_option: str = "2"

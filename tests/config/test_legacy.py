@@ -105,7 +105,7 @@ def test_a_file_of_torchtitan_0_2_loads_with_one_notice_for_each_old_spelling(tm
     assert (
         f"{path}:31: training.local_batch_size = 8 is spelled training.batch_size = 8 today" in loaded.notices
     )
-    assert len(loaded.notices) == len(set(loaded.notices)) == 23
+    assert len(loaded.notices) == len(set(loaded.notices)) == 24
 
 
 def test_a_file_of_january_2025_needs_no_notice(tmp_path: Path) -> None:

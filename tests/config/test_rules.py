@@ -28,6 +28,7 @@ from trainer.config.rules import (
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
+ASYNC = "--experimental.enable_async_tensor_parallel"
 INTERLEAVED = (f"{PP}schedule", "Interleaved1F1B")
 BUDGET = ("--activation_checkpoint.mode", "memory_budget")
 MIXTURE = ("--model.name", "qwen3_moe")
@@ -74,6 +75,9 @@ CASES = [
     (tensor.tensor_parallel_degree_divides_the_model, [*tp(8), "--model.override.n_kv_heads", "2"], [*tp(6), "--model.flavor", "8B", "--model.override.n_heads", "24", "--model.override.n_kv_heads", "4", "--model.override.dim", "3072"], "n_kv_heads 4 is not divisible by 6, nor 6 by 4; allowed: 1, 2, 4"),
     (tensor.tensor_parallel_degree_divides_the_model, [*tp(2), "--model.override.vocab_size", "258"], [*tp(4), "--model.override.vocab_size", "258"], "vocab_size 258 is not divisible by 4; allowed: 1 or 2; did you mean 2?"),
     (tensor.tensor_parallel_degree_divides_the_model, [*tp(4), "--model.name", "qwen3_moe"], [*tp(4), "--model.name", "qwen3_moe", "--model.override.expert_hidden", "90"], "expert_hidden 90 is not divisible by 4; allowed: 1 or 2"),
+    (tensor.async_tensor_parallel_is_compiled, [*tp(2), ASYNC, "--training.compile"], [*tp(2), ASYNC], "is carried out by the compiler; allowed: false, or training.compile = true"),
+    (tensor.async_tensor_parallel_is_compiled, [*tp(2)], [ASYNC, "--training.compile"], "has nothing to overlap"),
+    (tensor.async_tensor_parallel_is_compiled, [], [*tp(2), ASYNC, "--training.compile", "--training.compile_backend", "aot_eager"], "by inductor alone"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2)], [*tp(2), "--training.seq_len", "33"], "allowed: multiples of 2; did you mean 32 or 34?"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(2), "--validation.seq_len", "33"], [*tp(2), "--validation.enable", "--validation.seq_len", "33"], "validation.seq_len 33: is not divisible"),
     (tensor.tensor_parallel_degree_divides_the_sequence, [*tp(4), "--experimental.context_parallel_degree", "2"], [*tp(4), "--experimental.context_parallel_degree", "2", "--training.seq_len", "36"], "tensor_parallel_degree 4 × context_parallel_degree 2; allowed: multiples of 8"),
@@ -305,3 +309,12 @@ def test_wandb_must_be_installed_if_it_is_enabled(monkeypatch: pytest.MonkeyPatc
 def test_files_of_data_are_for_training_not_for_planning() -> None:
     assert rules_broken("--model.tokenizer_path", "/nonexistent") == []
     assert "there is no such file" in report_of("--model.tokenizer_path", "/nonexistent", world_size=1)
+
+
+def test_overlapped_tensor_parallelism_needs_devices_that_have_it() -> None:
+    configured = config_of(ASYNC, *tp(2), "--training.compile")
+    rule = tensor.async_tensor_parallel_has_a_device_for_it
+    (problem,) = rule(configured, Machine(gpus=0, memory=1 << 30, cores=2))
+    assert "needs CUDA devices" in problem.message
+    assert not list(rule(configured, Machine(gpus=8, memory=1 << 30, cores=2)))
+    assert not list(rule(config_of(*tp(2)), Machine(gpus=0, memory=1 << 30, cores=2)))

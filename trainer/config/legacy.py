@@ -188,7 +188,6 @@ UNAVAILABLE = MappingProxyType(
         },
         "debug.deterministic_warn_only": (False,),
         "experimental.expert_tensor_parallel_degree": (1,),
-        "experimental.enable_async_tensor_parallel": (False,),
         "experimental.enable_compiled_autograd": (False,),
         "experimental.pipeline_parallel_first_stage_less_layers": (1,),
         "experimental.pipeline_parallel_last_stage_less_layers": (1,),

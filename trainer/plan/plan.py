@@ -269,6 +269,7 @@ def _parallelism(config: Config, layout: Layout) -> Parallelism:
         keep_gathered=policy == "never" or (policy == "default" and (layout.pipeline > 1 or splits)),
         release_always=policy == "always",
         cpu_offload=training.enable_cpu_offload,
+        overlap_tensor=config.experimental.enable_async_tensor_parallel,
         loss_parallel=not training.disable_loss_parallel,
         checkpointing=config.activation_checkpoint.mode,
         checkpointing_option=config.activation_checkpoint.selective_ac_option,

@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     attention.attention_kernel_spans_context_ranks,
     tensor.tensor_parallel_degree_divides_the_model,
     tensor.tensor_parallel_degree_divides_the_sequence,
+    tensor.async_tensor_parallel_is_compiled,
     context.context_parallel_degree_divides_the_sequence,
     context.ulysses_divides_the_heads,
     expert.expert_parallelism_needs_experts,
@@ -107,6 +108,7 @@ def check_for_training(loaded: Loaded, world_size: int) -> None:
     problems += blocks.compiler_of_the_machine_is_there(loaded)
     problems += blocks.float8_is_installed_and_possible(loaded)
     problems += attention.attention_kernel_suits_the_device(loaded.config)
+    problems += tensor.async_tensor_parallel_has_a_device_for_it(loaded.config)
     problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
     raise_for(problems, loaded.given, loaded.shown_path)
 

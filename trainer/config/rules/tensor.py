@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from parallelisms.tensor_plan import UnknownParameterError, undivided
+from trainer.config.machine import Machine, this_machine
 from trainer.config.report import Problem, either, nearest_number
 from trainer.config.rules.model import sizes_of
 from trainer.config.schema import Config
 
 _DEGREE = "training.tensor_parallel_degree"
+_ASYNC = "experimental.enable_async_tensor_parallel"
 _CONTEXT = "experimental.context_parallel_degree"
 
 
@@ -59,6 +61,30 @@ def tensor_parallel_degree_divides_the_sequence(config: Config, _world_size: int
             " or ".join(str(each) for each in (below, above) if each > 0),
             length,
         )
+
+
+def async_tensor_parallel_is_compiled(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """It is the compiler that overlaps products with what the ranks of a tensor group exchange."""
+    training = config.training
+    if not config.experimental.enable_async_tensor_parallel:
+        return
+    if training.tensor_parallel_degree == 1:
+        message, key, right = "has nothing to overlap without tensor parallelism", _DEGREE, "2 or more"
+    elif not training.compile:
+        message, key, right = "is carried out by the compiler", "training.compile", "true"
+    elif training.compile_backend != "inductor":
+        message, key, right = "is carried out by inductor alone", "training.compile_backend", '"inductor"'
+    else:
+        return
+    yield Problem((_ASYNC, key), message, f"false, or {key} = {right}", value=True)
+
+
+def async_tensor_parallel_has_a_device_for_it(
+    config: Config, machine: Machine | None = None
+) -> Iterator[Problem]:
+    """The ranks of a group write into each other's memory, which CUDA devices can; `machine` is for tests."""
+    if config.experimental.enable_async_tensor_parallel and not (machine or this_machine()).gpus:
+        yield Problem((_ASYNC,), "needs CUDA devices, and there is none here", "false", value=True)
 
 
 def _most(sizes: Any) -> int:

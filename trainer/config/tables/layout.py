@@ -49,6 +49,10 @@ class Experimental(Table):
     cost the same on all. "none": one contiguous part; later ranks have more to do, since causal attention looks
     back."""
 
+    enable_async_tensor_parallel: bool = False
+    """Overlap what tensor-parallel ranks exchange with the matrix products beside it. On CUDA devices, with
+    training.compile and its backend "inductor"."""
+
     expert_parallel_degree: Positive = 1
     """Ranks over which the experts of every layer are spread; they are among the data-parallel and context ranks,
     so this divides data_parallel_shard_degree × context_parallel_degree."""
