@@ -49,7 +49,7 @@ def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "--training.mixed_precision_param bfloat16",
     )
     plan = json.loads(text)
-    assert plan["mesh"] == {"pipeline": 4, "replicate": 1, "shard": 2}
+    assert plan["mesh"] == {"pipeline": 4, "replicate": 1, "shard": 2, "context": 1, "tensor": 1}
     assert plan["nodes"]["dimensions"]["pipeline"]["stride"] == 2
     assert len(plan["memory"]) == len(plan["network"]) == 4
     assert plan["accelerator"]["fits"] is True
