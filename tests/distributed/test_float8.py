@@ -31,12 +31,14 @@ def test_float8_trains_nearly_as_without_it() -> None:
     assert losses != one_process(8)[0]["losses"]
 
 
+@pytest.mark.slow
 def test_fsdp_that_gathers_in_float8_equals_one_process_with_the_same_microbatches() -> None:
     gather = {"enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True}
     two = {"batch_size": 4, "global_batch_size": 8}
     assert_same_run(run(1, two, {}), run(2, {"batch_size": 4}, gather))
 
 
+@pytest.mark.slow
 def test_any_layout_is_the_same_with_weight_gradients_in_high_precision() -> None:
     precise = {"recipe_name": "rowwise_with_gw_hp"}
     experimental = pipeline(2, "ZBVZeroBubble", 3)

@@ -17,9 +17,14 @@ from torch.distributed.tensor.placement_types import Placement
 from parallelisms.whole_matrices import on_whole_matrices, part_of
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_parity import pipeline
+from tests.distributed.tiny_families import FAMILIES
 from tests.distributed.training_run import assert_same_run, merged, train
 
 MUON = {"name": "Muon", "lr": 1e-3}
+
+
+def family_table(name: str) -> dict[str, Any]:
+    return {"name": name, "flavor": "debug", "override": dict(FAMILIES[name])}
 
 
 @cache
@@ -39,6 +44,7 @@ def test_muon_with_sharded_matrices_equals_one_process(tmp_path: Path) -> None:
     check(tmp_path, 2, training={"batch_size": 4})
 
 
+@pytest.mark.slow
 def test_muon_with_replicas_tensor_parallel_equals_one_process(tmp_path: Path) -> None:
     training = {"batch_size": 4, "data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2}
     check(tmp_path, 4, training=training)
@@ -48,6 +54,16 @@ def test_muon_with_replicas_tensor_parallel_equals_one_process(tmp_path: Path) -
 def test_muon_with_pipeline_fsdp_and_tensor_parallel_equals_one_process(tmp_path: Path) -> None:
     training = {"batch_size": 4, "tensor_parallel_degree": 2}
     check(tmp_path, 8, training=training, experimental=pipeline(2, "1F1B", 2))
+
+
+@pytest.mark.slow
+def test_muon_with_experts_spread_over_ranks_equals_one_process(tmp_path: Path) -> None:
+    """Of latent attention and experts: matrices cut by FSDP and by tensor parallelism, stacks cut by expert."""
+    tables = {"model": family_table("deepseek_v3"), "optimizer": MUON}
+    training = {"batch_size": 4, "tensor_parallel_degree": 2}
+    experimental = {"expert_parallel_degree": 2}
+    many = train(tmp_path, 4, {**tables, "training": training, "experimental": experimental})
+    assert_same_run(train(tmp_path, 1, tables), many)
 
 
 # Whole matrices

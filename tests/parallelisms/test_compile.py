@@ -39,6 +39,7 @@ def test_compiled_layers_give_the_same_gradients(mode: str, every: int | str) ->
     assert counters["stats"]["unique_graphs"] == 1, "one graph for all layers"
 
 
+@pytest.mark.slow
 def test_the_number_of_graphs_does_not_grow_with_the_shapes_that_are_met() -> None:
     model = compiled()
     for rows in (5, 4, 3, 2, 6, 7):
@@ -51,6 +52,7 @@ def test_the_number_of_graphs_does_not_grow_with_the_shapes_that_are_met() -> No
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_a_memory_budget_decides_what_compiled_layers_keep() -> None:
     def bytes_kept(budget: float) -> int:
         torch._dynamo.reset()
