@@ -63,25 +63,26 @@ def _measure_rank(rank: int, config: Config, world_size: int, record: str) -> Me
         pipeline = build_pipeline(config, plan, process, process.progress)
         optimizer = build_optimizer(pipeline.parts, config.optimizer, process.device)
         if plan.parallelism.sharded:
-            _step(config, plan, pipeline)  # FSDP makes its buffers in the first step
+            run_step(config, plan, pipeline)  # FSDP makes its buffers in the first step
         optimizer.zero_grad(set_to_none=True)
         saved, collectives = SavedTensors(pipeline.parts), Collectives()
         with Alive() as alive, collectives, saved:
-            _step(config, plan, pipeline)
+            run_step(config, plan, pipeline)
         optimizer.step()
         parameters = [p for part in pipeline.parts for p in part.parameters()]
         moments = [value for entry in optimizer.state.values() for value in entry.values()]
         return Measured(
-            parameters=sum(map(_local_bytes, parameters)),
-            gradients=sum(_local_bytes(p.grad) for p in parameters if p.grad is not None),
-            optimizer=sum(map(_local_bytes, moments)),
+            parameters=sum(map(local_bytes, parameters)),
+            gradients=sum(local_bytes(p.grad) for p in parameters if p.grad is not None),
+            optimizer=sum(map(local_bytes, moments)),
             activations=saved.most,
             alive=alive.most,
             collectives=dict(collectives.bytes),
         )
 
 
-def _step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
+def run_step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
+    """All runs of the schedule of one step, with random tokens."""
     vocabulary = plan.sizes.vocab_size
     for run in range(plan.accumulation):
         tokens = [torch.randint(vocabulary, (rows, plan.seq_len)) for rows in plan.rows]
@@ -97,7 +98,8 @@ def _step(config: Config, plan: Plan, pipeline: Pipeline) -> None:
         sum_gradients_of_whole_parameters(parameters, pipeline.meshes.tensor)
 
 
-def _local_bytes(tensor: Tensor) -> int:
+def local_bytes(tensor: Tensor) -> int:
+    """Of this rank's part."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.nbytes
 
