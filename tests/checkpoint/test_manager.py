@@ -108,6 +108,21 @@ def test_the_latest_checkpoint_restores_everything(tmp_path: Path) -> None:
     assert_same(loaded, saved)
 
 
+@pytest.mark.parametrize(
+    ("part", "fresh"), [("optimizer", "optimizer"), ("lr_scheduler", "lr"), ("dataloader", "document")]
+)
+def test_a_part_that_is_excluded_stays_as_it_was_and_the_others_are_loaded(
+    tmp_path: Path, part: str, fresh: str
+) -> None:
+    saved, new = run_and_save(tmp_path, 4), Run(Layout(), 0)
+    loaded, step = load(tmp_path, exclude_from_loading=(part,))
+    assert step == 4
+    snapshot = loaded.snapshot()
+    for key, value in snapshot.items():
+        np.testing.assert_equal(value, (new if key == fresh else saved).snapshot()[key])
+    assert str(saved.snapshot()[fresh]) != str(new.snapshot()[fresh])
+
+
 def test_rates_and_decay_after_a_resume_are_those_of_a_straight_run(tmp_path: Path) -> None:
     """Case C2."""
     straight = Run(Layout(), 0)
