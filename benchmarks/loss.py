@@ -2,7 +2,7 @@
 
     python benchmarks/loss.py [--tokens 8192] [--dim 1024] [--vocabulary 32000] [--chunk 1024] [--dtype float32]
 
-Each is run by processes of its own, forward and backward, several times in turns. Memory is what the process's peak
+Each is run by processes of its own, forward and backward, several times in turns. Seconds are those of the processor. Memory is what the process's peak
 grew by over what it had before the first forward. A second table has other chunks.
 """
 
@@ -99,10 +99,10 @@ def _measure(arguments: argparse.Namespace, chunk: int | None, results: Any) -> 
     before = _peak()
     loss = step()
     grown = _peak() - before
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(2):
         step()
-    results.put(((time.perf_counter() - start) / 2, grown, float(loss)))
+    results.put(((time.process_time() - start) / 2, grown, float(loss)))
 
 
 def _peak() -> int:

@@ -8,7 +8,6 @@ over memory that the ranks of a group map into each other's address space.
 
 from __future__ import annotations
 
-import torch
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh
 
