@@ -78,7 +78,9 @@ def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
         return min(inside, place.in_node * between) if place.crosses_nodes else inside
 
     pipeline = between if nodes.place(PIPELINE).crosses_nodes else inside
-    return Bandwidths(of(SHARD), of(REPLICATE), pipeline, of(TENSOR), of(CONTEXT))
+    # Parameters are sharded over data-parallel and context ranks together.
+    shard = min(of(SHARD), of(CONTEXT))
+    return Bandwidths(shard, of(REPLICATE), pipeline, of(TENSOR), of(CONTEXT))
 
 
 def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
