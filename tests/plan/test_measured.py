@@ -29,6 +29,7 @@ def pipeline(schedule: str, degree: int = 2, microbatches: int = 4, **more: Any)
 BF16 = {"mixed_precision_param": "bfloat16"}
 FULL = {"mode": "full"}
 TENSOR = {"tensor_parallel_degree": 2}
+EXPERT = {"expert_parallel_degree": 2}
 
 LAYOUTS: dict[str, tuple[int, Tables]] = {
     "one process": (1, {}),
@@ -49,6 +50,16 @@ LAYOUTS: dict[str, tuple[int, Tables]] = {
 MORE_LAYOUTS: dict[str, tuple[int, Tables]] = {
     "tensor 4": (4, {"training": {"tensor_parallel_degree": 4}}),
     "tensor 2 x shard 2, bf16": (4, {"training": {**TENSOR, **BF16}}),
+    "experts spread": (2, {"model": {"name": "qwen3_moe"}, "experimental": EXPERT}),
+    "experts spread x tensor 2, all computed again": (
+        4,
+        {
+            "model": {"name": "deepseek_v3"},
+            "training": TENSOR,
+            "experimental": EXPERT,
+            "activation_checkpoint": FULL,
+        },
+    ),
     "tensor 2, latent attention": (2, {"model": {"name": "deepseek_v3"}, "training": TENSOR}),
     "one process, bf16": (1, {"training": BF16}),
     "one process, all layers computed again": (1, {"activation_checkpoint": FULL}),
@@ -189,3 +200,19 @@ def test_bytes_that_tensor_ranks_exchange_are_those_of_the_collectives(
         sent += measured.collectives["reduce_scatter_tensor"] * others // (others + 1)
         sent += 2 * measured.collectives["allreduce_"] * others // (others + 1)
         assert sent == forecast[plan.layout.pipeline_rank(rank)].tensor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_bytes_of_tokens_that_travel_to_experts_are_those_of_the_collectives(
+    tmp_path: Path, mode: str
+) -> None:
+    tables = {"model": {"name": "qwen3_moe"}, "experimental": EXPERT, "activation_checkpoint": {"mode": mode}}
+    config = debug_config(tables)
+    plan = make_plan(config, 4)
+    # Which experts are busy is not known beforehand, but over all ranks every use of an expert travels once each way:
+    # half of them, or what is on the rank already, does not leave it.
+    measured = sum(each.collectives["all_to_all_single"] for each in measure(config, 4, tmp_path))
+    layers, experts, counted = plan.sizes.n_layers, plan.sizes.n_experts, 8
+    counts = 4 * layers * experts * counted * (2 if mode == "full" else 1)
+    assert measured - counts == 2 * 4 * collective_traffic(plan)[0].expert
