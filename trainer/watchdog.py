@@ -172,11 +172,14 @@ class Watchdog:
     def _follow(self, status: Status) -> tuple[int, Status, str]:
         """From this rank along who waits for whom: the rank at the end, its status, and the way there."""
         rank, seen, steps = self._rank, {self._rank}, []
-        while status.peer is not None:
-            steps.append(
-                f"rank {rank} in {status.doing} waits for {status.waits_for} with rank {status.peer}"
-            )
-            rank = status.peer
+        while status.waiting:
+            peer, what = status.peer, f"{status.waits_for} with "
+            if peer is None:
+                peer, what = self._missing_from(status), ""
+            if peer is None:
+                break
+            steps.append(f"rank {rank} in {status.doing} waits for {what}rank {peer}")
+            rank = peer
             published = self._published(rank)
             if published is None:
                 steps.append(f"rank {rank} is not heard of")
@@ -187,6 +190,15 @@ class Watchdog:
                 break
             seen.add(rank)
         return rank, status, "; ".join(steps)
+
+    def _missing_from(self, collective: Status) -> int | None:
+        """The first rank that does something else in the step of a collective; None: no rank says so."""
+        for rank in range(self._world_size):
+            published = self._published(rank)
+            if published is None or published.step > collective.step or published.doing == collective.doing:
+                continue
+            return rank
+        return None
 
     def _published(self, rank: int) -> Status | None:
         if not (beat := self._beat_of(rank)):

@@ -71,6 +71,11 @@ def sleeps_for_ever(rank: int, loop: Loop, pipeline: Any) -> None:
         pipeline.parts[0].register_forward_pre_hook(lambda *_: time.sleep(1000))
 
 
+def sleeps_before_the_sum_of_tied_gradients(rank: int, loop: Loop, pipeline: Any) -> None:
+    if rank == 0:
+        pipeline.tied.sum_gradients = lambda: time.sleep(1000)
+
+
 def ends_training(rank: int, loop: Loop, pipeline: Any) -> None:
     raise TrainingFailed("the loss is no number")
 
@@ -166,6 +171,21 @@ def test_a_rank_that_sleeps_for_ever_is_named_with_its_stack_and_not_those_that_
         entries = written["gloo"]["entries"]
         assert 0 < len(entries) <= 3
         assert {entry["profiling_name"] for entry in entries} <= {"gloo:all_reduce", "gloo:all_gather"}
+
+
+@pytest.mark.slow
+def test_a_hang_in_the_sum_of_tied_gradients_is_named_with_both_ranks(tmp_path: Path) -> None:
+    tied = {"override": {"tie_embeddings": True}}
+    ending = end_of(
+        tmp_path,
+        lambda _: pipeline_config(tmp_path, model=tied),
+        sleeps_before_the_sum_of_tied_gradients,
+    )
+    assert ending.codes == [ExitCode.RANK_FAILED] * RANKS, ending
+    last = ending.said.strip().splitlines()[-1]
+    for rank, peer in ((0, 3), (3, 0)):
+        waits = f"rank {rank} in summing the gradients of tied embeddings waits for the same with rank {peer}"
+        assert waits in last, ending.said
 
 
 def test_ranks_with_different_configurations_end_with_which_ranks_and_in_what(tmp_path: Path) -> None:
