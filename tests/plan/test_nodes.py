@@ -53,3 +53,12 @@ def test_the_ranks_at_one_place_of_the_pipeline_are_consecutive(
         first, last = global_ranks(layout, place)
         there = [rank for rank in range(layout.world_size) if layout.pipeline_rank(rank) == place]
         assert there == list(range(first, last + 1))
+
+
+def test_expert_groups_lie_where_their_ranks_do() -> None:
+    nodes = place_in_nodes(Layout(shard=8, tensor=2, expert=8), 8)
+    place = nodes.place("expert")
+    assert (place.degree, place.stride, place.in_node) == (8, 2, 4)
+    assert place.crosses_nodes
+    assert not place_in_nodes(Layout(shard=8, tensor=2, expert=4), 8).place("expert").crosses_nodes
+    assert all(place.name != "expert" for place in place_in_nodes(Layout(shard=8), 8).dimensions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallelisms.layout import Layout
+from parallelisms.layout import EXPERT, Layout
 
 _MEANING = {
     "pipeline": "stages, one after the other",
@@ -12,6 +12,7 @@ _MEANING = {
     "shard": "parameters cut and gathered (FSDP)",
     "context": "parts of every sequence",
     "tensor": "parts of every layer's matrices",
+    "expert": "experts of every layer, over ranks of the above",
 }
 
 
@@ -74,6 +75,9 @@ def place_in_nodes(layout: Layout, gpus_per_node: int) -> Nodes:
     for name, degree in reversed(layout.dimensions):
         places.append(DimensionPlace(name, degree, stride, _together(stride, degree, gpus_per_node, world)))
         stride *= degree
+    if layout.expert > 1:
+        in_node = _together(layout.tensor, layout.expert, gpus_per_node, world)
+        places.insert(0, DimensionPlace(EXPERT, layout.expert, layout.tensor, in_node))
     return Nodes(gpus_per_node, -(-layout.world_size // gpus_per_node), tuple(reversed(places)))
 
 

@@ -264,7 +264,8 @@ def _like_ranks(cells: Sequence[tuple[str, ...]]) -> list[list[str]]:
 
 def _mesh(plan: Plan) -> str:
     degrees = [f"{name} {degree}" for name, degree in plan.layout.dimensions if degree > 1]
-    return f"{plan.layout.world_size} ranks: " + (" x ".join(degrees) if degrees else "one process")
+    experts = f", experts over {plan.layout.expert}" if plan.layout.expert > 1 else ""
+    return f"{plan.layout.world_size} ranks: " + (" x ".join(degrees) if degrees else "one process") + experts
 
 
 def _modules(modules: Sequence[str]) -> str:

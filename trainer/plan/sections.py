@@ -25,7 +25,10 @@ def sections_of(plan: Plan) -> dict[str, Any]:
             "parameters": plan.parameters,
             "flops_per_token": plan.flops_per_token,
         },
-        "mesh": dict(plan.layout.dimensions),
+        "mesh": {
+            **dict(plan.layout.dimensions),
+            **({"expert": plan.layout.expert} if plan.layout.expert > 1 else {}),
+        },
         "parallelism": asdict(plan.parallelism),
         "formats": asdict(plan.formats),
         "attention": asdict(plan.attention),

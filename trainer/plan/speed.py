@@ -7,15 +7,17 @@ computing cannot hide. It is an estimate: good for comparing layouts, not a prom
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelisms.layout import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
+from parallelisms.layout import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from parallelisms.pipeline.costs import scaled
 from parallelisms.pipeline.setting import Costs
 from parallelisms.pipeline.simulate import simulate
 from trainer.plan.accelerators import Accelerator
 from trainer.plan.context import context_traffic, unevenness
+from trainer.plan.expert_traffic import expert_traffic
 from trainer.plan.network import RankTraffic, forecast_traffic
 from trainer.plan.nodes import Nodes
 from trainer.plan.stages import StagePlan, stage_costs
@@ -61,6 +63,7 @@ class Bandwidths:
     pipeline: float
     tensor: float
     context: float
+    expert: float = math.inf
 
 
 def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
@@ -80,7 +83,10 @@ def bandwidths(accelerator: Accelerator, nodes: Nodes) -> Bandwidths | None:
     pipeline = between if nodes.place(PIPELINE).crosses_nodes else inside
     # Parameters are sharded over data-parallel and context ranks together.
     shard = min(of(SHARD), of(CONTEXT))
-    return Bandwidths(shard, of(REPLICATE), pipeline, of(TENSOR), of(CONTEXT))
+    # Every rank of an expert group sends to every other one, so those of other nodes are reached by its own card.
+    spread = [place for place in nodes.dimensions if place.name == EXPERT]
+    expert = between if any(place.crosses_nodes for place in spread) else inside
+    return Bandwidths(shard, of(REPLICATE), pipeline, of(TENSOR), of(CONTEXT), expert)
 
 
 def estimate_step(plan: Plan, accelerator: Accelerator, nodes: Nodes) -> StepEstimate | None:
@@ -134,7 +140,7 @@ def _waits(plan: Plan, stage: StagePlan, speeds: Bandwidths, operation: float) -
     """Of one stage; `operation` is the seconds that one of its operations for a token takes for all tokens.
 
     Nothing is computed beside what a tensor group exchanges, of which half belongs to the forward, nor beside what
-    context ranks gather. A ring computes attention with what it has while the next is on its way.
+    context ranks gather or tokens on their way to experts. A ring computes attention with what it has while the next is on its way.
     """
     share = max(plan.rows) / (sum(plan.rows) * plan.accumulation)
     tensor = tensor_traffic(plan, stage.modules) * share / speeds.tensor / 2
@@ -146,7 +152,9 @@ def _waits(plan: Plan, stage: StagePlan, speeds: Bandwidths, operation: float) -
     if plan.parallelism.rotate_method == "alltoall":
         forward, backward = max(0.0, forward - _HIDDEN * third), max(0.0, backward - _HIDDEN * 2 * third)
     more = (unevenness(plan) - 1) * third
-    return _Waits(tensor + forward + more, tensor + backward + 2 * more)
+    experts = expert_traffic(plan, stage.modules)
+    there, back = (each * share / speeds.expert for each in (experts.forward, experts.backward))
+    return _Waits(tensor + forward + there + more, tensor + backward + back + 2 * more)
 
 
 def exposed_collectives(plan: Plan, traffic: RankTraffic, speeds: Bandwidths, costs: Costs) -> float:
