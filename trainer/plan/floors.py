@@ -95,6 +95,7 @@ class Floors:
                 self._split(candidate),
                 candidate.placement,
                 _parallelism(candidate),
+                fused_loss=self._loss_chunk is not None,
             )
             self._costs[key] = stage_costs(stages)
         return self._costs[key]

@@ -170,7 +170,10 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
     sizes = configured_sizes(model.name, model.flavor, model.norm_type, model.override)
     split, placement = split_modules(config, sizes, layout)
     parallelism = _parallelism(config, layout)
-    stages = plan_stages(sizes, training.seq_len, split, placement, parallelism)
+    loss_chunk = _loss_chunk(config, layout)
+    stages = plan_stages(
+        sizes, training.seq_len, split, placement, parallelism, fused_loss=loss_chunk is not None
+    )
     microbatches, notes = microbatches_of(config, placement.stages)
     if microbatches > training.batch_size:  # of a schedule file; a rule looks at those that are configured
         raise ConfigurationError(
@@ -200,7 +203,7 @@ def _make_plan(config: Config, world_size: int, costs: Costs | None, build: Buil
         steps=training.steps,
         costs=scheduler.costs,
         measured_costs=costs is not None,
-        loss_chunk=_loss_chunk(config, layout),
+        loss_chunk=loss_chunk,
     )
 
 

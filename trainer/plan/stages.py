@@ -28,6 +28,7 @@ class StagePlan:
     parameters: int
     flops_per_token: int  # forward and backward
     recomputed_flops_per_token: int = 0  # of forwards that activation checkpointing does again
+    loss_flops_per_token: int = 0  # of gradients that are computed with the loss, in the forward
 
 
 def split_modules(config: Config, sizes: Sizes, layout: Layout) -> tuple[StageSplit, Placement]:
@@ -62,9 +63,15 @@ def _placement(config: Config, layout: Layout, stages_per_rank: int | None) -> P
 
 
 def plan_stages(
-    sizes: Sizes, seq_len: int, split: StageSplit, placement: Placement, parallelism: Parallelism
+    sizes: Sizes,
+    seq_len: int,
+    split: StageSplit,
+    placement: Placement,
+    parallelism: Parallelism,
+    *,
+    fused_loss: bool,
 ) -> tuple[StagePlan, ...]:
-    """The stages in order."""
+    """The stages in order; with `fused_loss` the output's gradients are computed with the loss."""
     return tuple(
         StagePlan(
             index=index,
@@ -75,6 +82,11 @@ def plan_stages(
             recomputed_flops_per_token=sum(
                 recomputed_flops(sizes, name, seq_len, parallelism) for name in names
             ),
+            loss_flops_per_token=sum(
+                sizes.flops_per_token(seq_len, name) * 2 // 3
+                for name in names
+                if fused_loss and name == "output"
+            ),
         )
         for index, names in enumerate(split.stages)
     )
@@ -82,7 +94,8 @@ def plan_stages(
 
 def stage_costs(stages: Sequence[StagePlan]) -> Costs:
     """Operations of each stage for one token: forward, input gradient and weight gradient cost the same number
-    in a matrix product, and what is recomputed comes before the input gradient."""
-    third = tuple(stage.flops_per_token / 3 for stage in stages)
-    again = tuple(cost + stage.recomputed_flops_per_token for cost, stage in zip(third, stages, strict=True))
-    return Costs(third, again, third)
+    in a matrix product, what is recomputed comes before the input gradient, and some gradients come with the loss."""
+    forward = tuple(stage.flops_per_token / 3 + stage.loss_flops_per_token for stage in stages)
+    weight = tuple(stage.flops_per_token / 3 - stage.loss_flops_per_token / 2 for stage in stages)
+    again = tuple(cost + stage.recomputed_flops_per_token for cost, stage in zip(weight, stages, strict=True))
+    return Costs(forward, again, weight)
