@@ -13,6 +13,7 @@ A converted layer computes its weight gradient together with that of its input, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,8 @@ def convert_to_float8(
     Raises:
         NoFloat8Error: the device cannot, and emulation is not asked for.
     """
+    # It says of every kernel that was not built for this machine that it cannot be loaded. None of them is used here.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear
 

@@ -79,6 +79,7 @@ FILE_RULES: tuple[Rule, ...] = (
 NOTICES: tuple[Callable[[Config], Iterator[str]], ...] = (
     training.warmup_longer_than_the_run,
     training.decay_cut_off_by_the_warmup,
+    training.reduced_means_that_stand_still,
     blocks.layers_without_a_weight_part,
     model.sequences_longer_than_the_model_was_made_for,
 )

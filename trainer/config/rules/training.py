@@ -16,6 +16,7 @@ _SHARD = "training.data_parallel_shard_degree"
 _CONTEXT = "experimental.context_parallel_degree"
 _TENSOR = "training.tensor_parallel_degree"
 _GLOBAL = "training.global_batch_size"
+_SLOWEST_REDUCED_BETA = 0.99
 
 
 def product_of_degrees_equals_world_size(config: Config, world_size: int | None) -> Iterator[Problem]:
@@ -125,6 +126,16 @@ def warmup_longer_than_the_run(config: Config) -> Iterator[str]:
         yield (
             f"training.warmup_steps = {training.warmup_steps} is more than training.steps = {training.steps}: "
             f"the learning rate does not reach optimizer.lr"
+        )
+
+
+def reduced_means_that_stand_still(config: Config) -> Iterator[str]:
+    """A notice: bfloat16 has 8 bits, so a mean that moves by less than 1/256 at a time does not move."""
+    optimizer = config.optimizer
+    if optimizer.state_dtype == "bfloat16" and max(optimizer.betas) > _SLOWEST_REDUCED_BETA:
+        yield (
+            f"optimizer.state_dtype = bfloat16 rounds running means to 8 bits, which optimizer.betas = "
+            f"{list(optimizer.betas)} are too slow for: a mean stays where it is; 0.99 and less is right"
         )
 
 
