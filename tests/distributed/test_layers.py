@@ -19,6 +19,7 @@ def check(folder: Path, world_size: int, training: dict[str, Any], **tables: dic
     assert_same_run(one_process(8), results)
 
 
+@pytest.mark.slow
 def test_checkpointing_by_operation_with_a_split_backward_and_fsdp_changes_nothing(tmp_path: Path) -> None:
     experimental = pipeline(2, "ZBVZeroBubble", 3)
     check(tmp_path, 4, {"batch_size": 4}, experimental=experimental, activation_checkpoint=OP)
