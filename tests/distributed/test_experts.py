@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from parallelisms.data import Precision, shard_data_parallel
 from parallelisms.expert import apply_expert_parallelism
 from parallelisms.layout import EXPERT_SHARD, FSDP, REPLICATE, Layout
 from parallelisms.mesh import build_meshes
+from tests.distributed.program import pipeline, tiny, values
+from tests.distributed.program import run as run_program
 from tests.distributed.ranks import run_ranks
 from trainer.gradients import local_norm_squared
 
@@ -128,3 +131,36 @@ def test_spread_experts_compute_the_same(layout: Layout, hidden: int) -> None:
                 assert value is not None
                 assert (result[key] - value).norm() <= 1e-5 * value.norm(), (name, key)
         one.zero_grad()
+
+
+DEEPSEEK = (
+    "--model.name deepseek_v3 --model.override.n_experts 8 --model.override.q_lora_rank 16 "
+    "--model.override.kv_lora_rank 16 --model.override.expert_hidden 16 --checkpoint.interval 2 "
+    "--validation.enable true --validation.freq 1 --validation.steps 2"
+)
+LAYOUTS = (
+    (2, "--experimental.expert_parallel_degree 2 --training.batch_size 4"),
+    (1, "--training.batch_size 8"),
+    (4, "--experimental.expert_parallel_degree 2 --training.batch_size 2"),
+    (4, f"--experimental.expert_parallel_degree 2 {pipeline(2)} --training.batch_size 4"),
+)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_spread_experts_goes_on_and_validates_in_any_other_layout(tmp_path: Path) -> None:
+    """Spread over two ranks, on one, over two groups that share each expert, in a pipeline; biases too."""
+    run_program(arguments(tmp_path / "straight", DEEPSEEK, "--training.batch_size 8", steps=8))
+    for steps, (ranks, layout) in zip((2, 4, 6, 8), LAYOUTS, strict=True):
+        said = run_program(arguments(tmp_path / "changing", DEEPSEEK, layout, steps=steps), ranks)
+        assert steps == 2 or f"step-{steps - 2}" in said
+    for key in ("loss", "grad_norm", "validation_loss"):
+        straight, changing = values(tmp_path / "straight", key), values(tmp_path / "changing", key)
+        assert len(straight) == 8
+        assert changing == pytest.approx(straight, rel=1e-4)
+
+
+def arguments(folder: Path, *more: str, steps: int) -> list[str]:
+    """Of a tiny model, but for its heads of keys and values: DeepSeek-V3 has as many as of queries."""
+    given = tiny(folder, *more, steps=steps)
+    position = given.index("--model.override.n_kv_heads")
+    return given[:position] + given[position + 2 :]
