@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from parallelisms.layout import Float8
@@ -91,6 +91,27 @@ def precompute_scales(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
             precompute_float8_dynamic_scale_for_fsdp(module)
+
+
+def without_float8(tensor: Tensor) -> Tensor:
+    """The tensor itself, in the format in which it is kept, of a weight that is gathered in float8; others as they are.
+
+    It shares memory with the weight. torchao wraps such weights, and a checkpoint must not depend on that.
+    """
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    inner = getattr(local, "_tensor", None)
+    if not isinstance(inner, Tensor):
+        return tensor
+    if not isinstance(tensor, DTensor):
+        return inner
+    return DTensor.from_local(
+        inner,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
 
 
 def _chosen(float8: Float8) -> _Chosen:

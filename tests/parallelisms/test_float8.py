@@ -7,14 +7,19 @@ import torch
 
 pytest.importorskip("torchao")
 
+from torch.distributed.device_mesh import init_device_mesh
+
 from models.initialize import initialize_parameters
 from models.llama.model import Transformer
 from parallelisms.checkpointing import apply_activation_checkpointing
 from parallelisms.compile import compile_layers
+from parallelisms.data import Precision, shard_data_parallel
 from parallelisms.float8 import NoFloat8Error, convert_to_float8
 from parallelisms.layout import Float8
 from parallelisms.pipeline.deferred import accumulate, defer_weight_gradients
+from tests.distributed.ranks import run_ranks
 from tests.parallelisms.test_checkpointing import TINY, build, step
+from trainer.checkpoint.state import model_tensors
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
@@ -87,3 +92,21 @@ def test_compiled_float8_layers_give_the_same_gradients() -> None:
     actual = step(model)
     for name in expected:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-3, atol=1e-6)
+
+
+def _kept(rank: int) -> tuple[bool, float]:
+    model = Transformer(TINY)
+    convert_to_float8(model, Float8(gather=True, emulate=True), "cpu", sharded=True)
+    mesh = init_device_mesh("cpu", (2,))
+    shard_data_parallel(model, mesh, Precision(), reshard_after_forward=True)
+    initialize_parameters(model, 0)
+    tensors = model_tensors([model])
+    plain = all(type(tensor.to_local()) is torch.Tensor for tensor in tensors.values())
+    name = "layers.0.attention.wq.weight"
+    tensors[name].to_local().fill_(3.0)
+    return plain, float(model.get_parameter(name).full_tensor().sum())
+
+
+def test_a_checkpoint_has_plain_tensors_that_share_memory_with_weights_gathered_in_float8() -> None:
+    total = 3.0 * TINY.dim * TINY.dim
+    assert run_ranks(_kept, 2) == [(True, total), (True, total)]

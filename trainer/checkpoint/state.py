@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from parallelisms.float8 import without_float8
 from trainer.checkpoint.names import full_name
 from trainer.checkpoint.random_state import random_state_to_json
 
@@ -44,14 +45,14 @@ class TrainState:
         optimizer: over the parameters of all parts.
         schedule: the learning-rate schedule.
         data: the data loader.
-        counters: numbers of the training loop that must survive, e.g. tokens seen; equal on all ranks.
+        counters: what of the training loop must survive, as JSON can hold it, e.g. tokens seen; equal on all ranks.
     """
 
     model_parts: Sequence[nn.Module]
     optimizer: torch.optim.Optimizer
     schedule: Resumable
     data: Resumable
-    counters: dict[str, int | float] = field(default_factory=dict)
+    counters: dict[str, Any] = field(default_factory=dict)
 
 
 def model_tensors(model_parts: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def model_tensors(model_parts: Sequence[nn.Module]) -> dict[str, Tensor]:
             name = full_name(wrapped_name)
             if name in tensors and name not in copied:
                 raise ValueError(f"two model parts have a tensor named {name}")
-            tensors.setdefault(name, tensor)
+            tensors.setdefault(name, without_float8(tensor))
     return tensors
 
 
