@@ -101,7 +101,7 @@ class Trial:
     @property
     def reference(self) -> Trial:
         """The same model in one process, the whole batch at once."""
-        same = tuple((key, value) for key, value in self.more if key.startswith("model."))
+        same = tuple((key, value) for key, value in self.more if key.startswith(("model.", "optimizer.")))
         return Trial(model=self.model, more=(*same, ("model.override.n_layers", self.layers)))
 
     def config(self, corpus: Path) -> Config:
@@ -247,13 +247,13 @@ def pairs(trials: tuple[Trial, ...]) -> set[frozenset[str]]:
 def draw(seed: int, count: int) -> tuple[Trial, ...]:
     """Layouts at random, all different, that the rules of the configuration allow."""
     generator = random.Random(seed)
-    allowed = (
-        trial
-        for trial in islice(_candidates(generator), 100 * count)
-        if not check(trial.config(Path("corpus.txt")), trial.world_size)
-    )
-    trials = {trial.name: trial for trial in allowed}
-    return tuple(trials.values())[:count]
+    trials: dict[str, Trial] = {}
+    for trial in islice(_candidates(generator), 100 * count):
+        if not check(trial.config(Path("corpus.txt")), trial.world_size):
+            trials.setdefault(trial.name, trial)
+        if len(trials) == count:
+            break
+    return tuple(trials.values())
 
 
 def _candidates(generator: random.Random) -> Iterator[Trial]:

@@ -16,7 +16,7 @@ from tests.distributed.layouts import DIMENSIONS, LAYOUTS, MIXTURES, Trial, draw
 from tests.distributed.matrix_run import run_matrix
 
 SEED = int(os.environ.get("STAGELINE_LAYOUT_SEED") or random.SystemRandom().randrange(10_000))
-DRAWN = tuple(draw(SEED, 16))
+DRAWN = draw(SEED, 16)
 
 pytestmark = pytest.mark.timeout(1200)  # all layouts run in the first test
 
@@ -59,6 +59,11 @@ def test_the_matrix_has_every_dimension_with_everything_else(dimension: str) -> 
     assert {trial.accumulation > 1 for trial in trials} == {True, False}
     assert {trial.microbatches > 1 for trial in trials} == {True, False}
     assert len({trial.schedule for trial in trials if trial.pipeline > 1}) >= 2
+
+
+def test_sixteen_layouts_are_drawn_and_a_seed_gives_the_same_again() -> None:
+    assert len(DRAWN) == 16
+    assert draw(SEED, 16) == DRAWN
 
 
 @pytest.mark.parametrize("trial", cases(LAYOUTS))
