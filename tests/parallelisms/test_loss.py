@@ -164,3 +164,27 @@ def test_ranks_with_parts_of_the_vocabulary_find_the_loss_of_all_of_it() -> None
             torch.testing.assert_close(rank[kind + 2], part, rtol=1e-5, atol=1e-6)
         # Each rank has the share of its part of the vocabulary.
         torch.testing.assert_close(ranks[0][kind + 1] + ranks[1][kind + 1], of_h, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_an_accelerator_chunks_take_less_memory_and_give_the_same() -> None:
+    h = torch.randn(1, 4096, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(32000, 512, device="cuda", dtype=torch.bfloat16).mul_(0.04).requires_grad_()
+    labels = torch.randint(32000, (1, 4096), device="cuda")
+    losses = TokenLosses([labels], torch.tensor(4096.0, device="cuda"), IGNORE)
+    found: list[tuple[Tensor, ...]] = []
+    peaks = []
+    for fused in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if fused:
+            loss = losses.of_hidden(h, weight, 0, WeightGradient(), 512)
+        else:
+            loss = losses(F.linear(h, weight), 0)
+        found.append((loss.detach(), *torch.autograd.grad(loss, (h, weight))))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del loss
+    for plain, other in zip(*found, strict=True):
+        assert (plain.float() - other.float()).norm() <= 1e-2 * plain.float().norm()
+    assert peaks[1] < peaks[0] / 2
