@@ -66,7 +66,7 @@ def _middle(runs: list[tuple[float, int, float]]) -> tuple[float, float]:
 
 def _in_a_process(arguments: argparse.Namespace, chunk: int | None) -> tuple[float, int, float]:
     """Seconds of a step, bytes by which the peak grew, and the loss; in a process that does nothing else."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     results: Any = context.Queue()
     process = context.Process(target=_measure, args=(arguments, chunk, results))
     process.start()
