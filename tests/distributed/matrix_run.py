@@ -136,7 +136,7 @@ def _distance(tensor: torch.Tensor | None, expected: torch.Tensor | None) -> flo
         mesh, placements = tensor.device_mesh, tensor.placements
         expected = distribute_tensor(expected, mesh, placements, src_data_rank=None).to_local()
         tensor = tensor.to_local()
-    return float((tensor.double() - expected.double()).square().sum())
+    return float((tensor.detach().double() - expected.double()).square().sum())
 
 
 def _own_elements(parameter: torch.Tensor) -> float:
