@@ -37,9 +37,21 @@ class FoundFile:
 
 
 @dataclass(frozen=True)
-class _Part:
+class FilePart:
+    """A document: the `number`-th part of a file, each of about `size` bytes."""
+
     file: FoundFile
     number: int
+    size: int
+
+    def read(self) -> tuple[int, bytes]:
+        """Where the part begins in the file, and its bytes. Raises OSError."""
+        return _part_of(self.file.path, self.number, self.size)
+
+    @property
+    def encoding(self) -> str:
+        """UTF-8; only the beginning of a file can hold a byte order mark, which is dropped."""
+        return "utf-8-sig" if self.number == 0 else "utf-8"
 
 
 class FileSource(IndexedSource):
@@ -48,22 +60,22 @@ class FileSource(IndexedSource):
     def __init__(self, name: str, files: Sequence[FoundFile], longest: int | None = None) -> None:
         """`longest`: bytes of a document; None for LONGEST_DOCUMENT."""
         self.name = name
-        self._longest = LONGEST_DOCUMENT if longest is None else longest
         self.fingerprint = fingerprint(files)
-        self._parts = [
-            _Part(file, number) for file in files for number in range(max(1, -(-file.size // self._longest)))
+        size = LONGEST_DOCUMENT if longest is None else longest
+        self.parts = [
+            FilePart(file, number, size) for file in files for number in range(max(1, -(-file.size // size)))
         ]
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self.parts)
 
     def read(self, index: int) -> str:
-        part = self._parts[index]
+        part = self.parts[index]
         try:
-            content = _part_of(part.file.path, part.number, self._longest)
+            _, content = part.read()
         except OSError as error:
             raise SourceFailed(f"{self.name}: {part.file.path} cannot be read: {error.strerror}") from error
-        return content.decode("utf-8-sig" if part.number == 0 else "utf-8", errors="replace")
+        return content.decode(part.encoding, errors="replace")
 
 
 def python_docs() -> FileSource:
@@ -134,8 +146,8 @@ def _found(path: Path, relative: str) -> FoundFile:
     return FoundFile(path, relative, path.stat().st_size)
 
 
-def _part_of(path: Path, number: int, size: int) -> bytes:
-    """The bytes from the first line end after `number` times `size` to that after the next `size`."""
+def _part_of(path: Path, number: int, size: int) -> tuple[int, bytes]:
+    """The bytes from the first line end after `number` times `size` to that after the next `size`, and their place."""
     with path.open("rb") as stream:
 
         def cut(at: int) -> int:
@@ -152,4 +164,4 @@ def _part_of(path: Path, number: int, size: int) -> bytes:
         begin = cut(number * size)
         end = cut((number + 1) * size)
         stream.seek(begin)
-        return stream.read(end - begin)
+        return begin, stream.read(end - begin)

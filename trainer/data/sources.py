@@ -5,6 +5,8 @@
 | "python_docs"          | the standard library of the running Python: a file each, nothing to download     |
 | "text"                 | the .txt files of `dataset_path`: a file each                                     |
 | "jsonl", "parquet", "arrow" | the rows of the files of `dataset_path`, text in `text_column`               |
+| "store"                | the documents of a token store that `stageline prepare` made: the folder `dataset_path` |
+| "megatron"             | those of an indexed data set of Megatron-LM: `dataset_path` with .bin and .idx    |
 | "owner/name"           | a data set of the Hugging Face hub, streamed; "owner/name:config@split" to be exact |
 | any other, with `dataset_path` | the same, from a local folder in a layout that the datasets library knows |
 
@@ -16,13 +18,24 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from trainer.data.tokenizer import Tokenizer
 
 PYTHON_DOCS = "python_docs"
 TEXT = "text"
 TABLES = ("jsonl", "parquet", "arrow")
-LOCAL = (PYTHON_DOCS, TEXT, *TABLES)
+STORE = "store"
+MEGATRON = "megatron"
+TOKENIZED = (STORE, MEGATRON)
+"""Documents that are tokens already."""
+LOCAL = (PYTHON_DOCS, TEXT, *TABLES, *TOKENIZED)
 """The names that are not hub data sets."""
 
 
@@ -56,7 +69,35 @@ class StreamingSource(ABC):
         """One epoch from document `start` on. Raises SourceFailed if the source stays away."""
 
 
-Source = IndexedSource | StreamingSource
+class TokenizedSource(ABC):
+    """Documents of tokens by index, in any order, whose lengths are known without reading them."""
+
+    name: str
+    """For messages: what was opened, with its path."""
+    fingerprint: str
+    """Changes when the documents, or their order, may have changed."""
+    total_tokens: int
+    """Of all documents, begin and end tokens among them."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many documents there are; at least one."""
+
+    @abstractmethod
+    def read(self, index: int) -> npt.NDArray[np.integer]:
+        """The tokens (n,) of document `index`, begin and end among them, as a view of the file: n may be 0, and
+        nothing is read before its elements are. Raises SourceFailed if the index is damaged there."""
+
+    @abstractmethod
+    def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many tokens each of the documents (m,) has; reads the index only."""
+
+    @abstractmethod
+    def check(self, tokenizer: Tokenizer, add_bos: bool, add_eos: bool) -> None:
+        """Raise ConfigurationError unless the tokens are those of `tokenizer`, with such begins and ends."""
+
+
+Source = IndexedSource | StreamingSource | TokenizedSource
 
 
 def open_source(dataset: str, dataset_path: str | None = None, text_column: str = "text") -> Source:
@@ -78,6 +119,14 @@ def open_source(dataset: str, dataset_path: str | None = None, text_column: str 
             from trainer.data.files import text_files
 
             return text_files(dataset_path)
+        if dataset == STORE:
+            from trainer.data.store import open_store
+
+            return open_store(dataset_path)
+        if dataset == MEGATRON:
+            from trainer.data.megatron import open_megatron
+
+            return open_megatron(dataset_path)
         from trainer.data.tables import open_table
 
         return open_table(dataset, dataset_path, text_column)

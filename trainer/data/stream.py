@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.permutation import Permutation
-from trainer.data.sources import IndexedSource, Source
+from trainer.data.sources import IndexedSource, Source, StreamingSource, TokenizedSource
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ConfigurationError
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.integer]
 
 ENCODED_AHEAD = 64_000
 """Characters. Documents are encoded together until they hold so many: enough to save the cost of each call, little
@@ -50,8 +50,9 @@ class Piece:
 class TokenStream:
     """The tokens of `source`, epoch after epoch, each document between begin and end tokens.
 
-    Documents without a token of their own give none at all. With `shuffle`, an indexed source is read in an order
-    of its own in each epoch, given by (seed, epoch); a streaming source is read as it comes.
+    Documents without a token of their own give none at all. With `shuffle`, a source that has a length is read in an
+    order of its own in each epoch, given by (seed, epoch); a streaming source is read as it comes. Documents that are
+    tokens already are taken as they are; ConfigurationError is raised if they are another tokenizer's.
     """
 
     source: Source
@@ -61,6 +62,10 @@ class TokenStream:
     add_bos: bool = True
     add_eos: bool = True
     epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, TokenizedSource):
+            self.source.check(self.tokenizer, self.add_bos, self.add_eos)
 
     @property
     def end(self) -> Position:
@@ -89,7 +94,7 @@ class TokenStream:
         for epoch in epochs:
             first = start.document if epoch == start.epoch else 0
             empty = True
-            for piece in self._encode(self._documents(epoch, first), Position(epoch, first)):
+            for piece in self._of_epoch(Position(epoch, first)):
                 empty = False
                 skipped = (
                     start.offset if epoch == start.epoch and piece.start.document == start.document else 0
@@ -99,13 +104,27 @@ class TokenStream:
             if empty and first == 0:
                 raise ConfigurationError(f"{self.source.name}: none of the documents holds text")
 
-    def _documents(self, epoch: int, first: int) -> Iterator[str]:
-        if not isinstance(self.source, IndexedSource):
-            yield from self.source.documents(first)
-            return
-        order = Permutation(len(self.source), self.seed, epoch) if self.shuffle else None
-        for place in range(first, len(self.source)):
-            yield self.source.read(order[place] if order else place)
+    def _of_epoch(self, first: Position) -> Iterator[Piece]:
+        """A piece for each document that has tokens, from that at `first` to the end of its epoch."""
+        source = self.source
+        if isinstance(source, TokenizedSource):
+            for place, index in enumerate(self._order(source, first), start=first.document):
+                tokens = source.read(index)
+                if len(tokens):
+                    yield Piece(tokens, Position(first.epoch, place))
+        elif isinstance(source, StreamingSource):
+            yield from self._encode(source.documents(first.document), first)
+        else:
+            texts = (source.read(index) for index in self._order(source, first))
+            yield from self._encode(texts, first)
+
+    def _order(self, source: IndexedSource | TokenizedSource, first: Position) -> Iterator[int]:
+        """The documents of an epoch by their index, from the place of `first` on."""
+        places = range(first.document, len(source))
+        if not self.shuffle:
+            return iter(places)
+        order = Permutation(len(source), self.seed, first.epoch)
+        return (order[place] for place in places)
 
     def _encode(self, texts: Iterable[str], first: Position) -> Iterator[Piece]:
         """A piece for each text that has tokens."""

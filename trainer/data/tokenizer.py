@@ -6,6 +6,7 @@ theirs `tokenizer.model`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from enum import Enum
@@ -26,6 +27,10 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 class Tokenizer(Protocol):
     """What training and generation need of a tokenizer. Names of special tokens in a text are plain text."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the file's content and the begin and end tokens: equal where a text's ids are equal."""
 
     @property
     def vocab_size(self) -> int:
@@ -49,6 +54,13 @@ class Tokenizer(Protocol):
         """The text of the ids; begin and end tokens give nothing."""
 
 
+def fingerprint(file: Path, bos_id: int | None, eos_id: int | None) -> str:
+    """Of a tokenizer file and the tokens that begin and end a document."""
+    digest = hashlib.sha256(file.read_bytes())
+    digest.update(f"{bos_id} {eos_id}".encode())
+    return digest.hexdigest()[:16]
+
+
 def with_ends(tokenizer: Tokenizer, ids: list[int], bos: bool, eos: bool) -> list[int]:
     """`ids` between the begin and end tokens that are asked for and that the vocabulary has."""
     begin = [tokenizer.bos_id] if bos and tokenizer.bos_id is not None else []
@@ -59,6 +71,7 @@ def with_ends(tokenizer: Tokenizer, ids: list[int], bos: bool, eos: bool) -> lis
 class ByteTokenizer:
     """The 256 bytes of UTF-8, and a begin (256) and an end (257) token."""
 
+    fingerprint = BYTE
     vocab_size = 258
     bos_id = 256
     eos_id = 257

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.data.tokenizer import with_ends
+from trainer.data.tokenizer import fingerprint, with_ends
 from trainer.errors import ConfigurationError
 
 
@@ -29,6 +29,7 @@ class SentencePieceTokenizer:
         self.vocab_size: int = self._model.vocab_size()
         self.bos_id = _or_none(self._model.bos_id())
         self.eos_id = _or_none(self._model.eos_id())
+        self.fingerprint = fingerprint(file, self.bos_id, self.eos_id)
 
     def encode(self, text: str, bos: bool, eos: bool) -> list[int]:
         return with_ends(self, self._model.encode(text), bos, eos)
@@ -75,6 +76,8 @@ class HuggingFaceTokenizer:
         names = _special_names(file.parent / "tokenizer_config.json")
         self.bos_id = self._special(names.get("bos_token"), self._BEGIN)
         self.eos_id = self._special(names.get("eos_token"), self._END)
+        self.file = file
+        self.fingerprint = fingerprint(file, self.bos_id, self.eos_id)
 
     def _special(self, named: str | None, usual: tuple[str, ...]) -> int | None:
         if named is not None:
@@ -145,6 +148,8 @@ class TiktokenTokenizer:
         self.vocab_size = len(ranks) + len(special)
         self.bos_id = special["<|begin_of_text|>"]
         self.eos_id = special["<|end_of_text|>"]
+        self.file = file
+        self.fingerprint = fingerprint(file, self.bos_id, self.eos_id)
 
     def encode(self, text: str, bos: bool, eos: bool) -> list[int]:
         return with_ends(self, self._ids(text), bos, eos)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainer.data.sources import IndexedSource, Source
+from trainer.data.sources import IndexedSource, Source, TokenizedSource
 from trainer.errors import ConfigurationError
 
 FILE_NAME = "tokenizer.model"
@@ -87,8 +87,11 @@ def debug_tokenizer(folder: Path, vocab_size: int, source: Source) -> Path:
 def sample(source: Source, size: int) -> Iterator[str]:
     """About `size` characters of documents: spread evenly over an indexed source, the first of a stream.
 
-    No document of an indexed source gives more than its part or a twentieth of the sample.
+    No document of an indexed source gives more than its part or a twentieth of the sample. Raises ConfigurationError
+    for documents that are tokens already.
     """
+    if isinstance(source, TokenizedSource):
+        raise ConfigurationError(f"{source.name} holds tokens, a tokenizer is trained on text")
     if isinstance(source, IndexedSource):
         texts, most = _spread(source), size // min(_SAMPLE_DOCUMENTS, len(source))
     else:
