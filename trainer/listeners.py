@@ -9,7 +9,6 @@ from parallelisms.pipeline.timeline import TimelineRecorder
 from trainer.build import Pipeline
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
-from trainer.config.schema import Checkpoint as CheckpointTable
 from trainer.config.schema import Profiling
 from trainer.config.schema import Validation as ValidationTable
 from trainer.data.loader import Loader
@@ -29,38 +28,27 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: CheckpointTable,
         manager: CheckpointManager,
         state: TrainState,
         steps: int,
         progress: Progress,
     ) -> None:
-        self._config = config
         self._manager = manager
         self._state = state
         self._steps = steps
         self._progress = progress
-        self.latest: Path | None = None  # what was saved last, if anything
-        self.latest_step: int | None = None
 
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
         self._progress.phase("saving a checkpoint", collective=True, patient=True)
         last = result.step == self._steps
-        saved = self._manager.maybe_save(result.step, self._state, last=last)
-        if saved is None and result.stopping and not last and self._config.enable_checkpoint:
-            saved = self._manager.save(result.step, self._state)
-        self._note(saved, result.step)
+        self._manager.maybe_save(result.step, self._state, last=last, stop=result.stopping)
 
     def save_last(self, step: int) -> None:
         """Training has ended after `step`, sooner than configured."""
         self._progress.phase("saving a checkpoint", collective=True, patient=True)
-        self._note(self._manager.maybe_save(step, self._state, last=True), step)
-
-    def _note(self, saved: Path | None, step: int) -> None:
-        if saved is not None:
-            self.latest, self.latest_step = saved, step
+        self._manager.maybe_save(step, self._state, last=True)
 
 
 class Validation:

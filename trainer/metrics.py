@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import sync_folder
+from trainer.checkpoint.local import sync_folder
 
 logger = logging.getLogger(__name__)
 

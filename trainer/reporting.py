@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer.checkpoint.filesystem import Folder
 from trainer.config.load import Loaded
 from trainer.console import Console, shown_ranks
 from trainer.flops import peak_flops
@@ -72,7 +72,7 @@ class Reporter:
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step:6}  validation loss {loss:.4f}")
 
-    def finish(self, how: str, checkpoint: Path | None) -> None:
+    def finish(self, how: str, checkpoint: Folder | None) -> None:
         """Close everything; say how the run ended and where the results are, the last checkpoint among them."""
         self._console.stop_progress()
         if self._metrics is not None:

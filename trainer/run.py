@@ -14,6 +14,7 @@ import torch.distributed as dist
 from parallelisms.pipeline.timeline import TimelineRecorder
 from trainer.build import build_pipeline
 from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.filesystem import open_root
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.weights import TrainedModel
@@ -71,13 +72,13 @@ class Run:
         )
         self._state = TrainState(self._pipeline.parts, optimizer, schedule, self._loader, self._loop.counters)
         self._checkpoints = CheckpointManager(
-            folder.path / config.checkpoint.folder,
+            open_root(folder.path, config.checkpoint.folder),
             config.checkpoint,
             layout=str(plan.layout.dimensions),
             device=process.device,
         )
         self._saving = Checkpoints(
-            config.checkpoint, self._checkpoints, self._state, config.training.steps, process.progress
+            self._checkpoints, self._state, config.training.steps, process.progress
         )
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
         self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
@@ -126,24 +127,26 @@ class Run:
         self._profiler.close()
         self._loader.close()
         step = self._loop.step
+        latest = self._checkpoints.latest
+        folder = None if latest is None else latest.folder
         if self._completed:
-            self._reporter.finish(f"{'done':12}{step} steps", self._saving.latest)
+            self._reporter.finish(f"{'done':12}{step} steps", folder)
             return
         reason = f"by {self._process.stop.name} after step {step} of {self._config.training.steps}"
-        saves, saved = self._config.checkpoint.enable_checkpoint, self._saving.latest_step == step
+        saves, saved = self._config.checkpoint.enable_checkpoint, latest is not None and latest.step == step
         how = "the same command goes on from there" if saves else "checkpoint.enable_checkpoint is false"
-        self._reporter.finish(f"{'stopped':12}{reason}; {how}", self._saving.latest)
+        self._reporter.finish(f"{'stopped':12}{reason}; {how}", folder)
         if saves and not saved:
             raise StagelineError(f"stopped {reason}, but the state of this step could not be saved")
         raise StoppedOnRequest(f"stopped {reason}")
 
     def _export(self) -> None:
         """Write the last checkpoint's weights as a Hugging Face folder; one rank does, reading what all saved."""
-        step, saved = self._loop.step, self._saving.latest
-        if saved is None or self._saving.latest_step != step:
+        step, saved = self._loop.step, self._checkpoints.latest
+        if saved is None or saved.step != step:
             return  # nothing was trained, or it could not be saved, which has been said
         self._process.progress.phase("exporting the weights", collective=True, patient=True)
-        trained = TrainedModel(self._folder.path, self._config, saved, step, ())
+        trained = TrainedModel(self._folder.path, self._config, saved.folder, step, ())
         target = self._folder.path / "huggingface" / f"step-{step}"
         Ranks().on_first(lambda: export_trained(trained, target, self._config.checkpoint.export_dtype))
         self._reporter.say(f"{'exported':12}{target}")

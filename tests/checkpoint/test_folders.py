@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint.folders import (
-    apply_retention,
-    list_checkpoints,
-    make_partial,
-    partial_folder,
-    publish,
-    remove_leftovers,
-)
+from trainer.checkpoint.folders import STEP_NAME, apply_retention, list_checkpoints
+from trainer.checkpoint.local import LocalRoot
 from trainer.checkpoint.manifest import MANIFEST_NAME, Contents, Manifest, describe_files, write_manifest
 
 FOREIGN = (
@@ -30,11 +24,11 @@ FOREIGN = (
 
 
 def save(root: Path, step: int, text: str = "weights", contents: Contents = Contents.FULL) -> Path:
-    make_partial(root, step)
-    partial = partial_folder(root, step)
+    LocalRoot(root).begin(f"step-{step}")
+    partial = LocalRoot(root).writing(f"step-{step}").path
     (partial / "data").write_text(text)
     write_manifest(partial, Manifest(step, contents, "", 1, describe_files(partial, ["data"])))
-    return publish(root, step)
+    return LocalRoot(root).publish(f"step-{step}").path
 
 
 def names(root: Path) -> set[str]:
@@ -45,7 +39,7 @@ def test_checkpoints_are_listed_latest_first_by_number_with_what_is_wrong_with_t
     for step in (9, 10, 100):
         save(tmp_path, step)
     (tmp_path / "step-10" / "data").write_text("short")
-    listed = list_checkpoints(tmp_path)
+    listed = list_checkpoints(LocalRoot(tmp_path))
     assert [found.step for found in listed] == [100, 10, 9]
     assert [found.manifest is None for found in listed] == [False, True, False]
     assert listed[1].problem == "data has 5 bytes instead of 7"
@@ -53,25 +47,25 @@ def test_checkpoints_are_listed_latest_first_by_number_with_what_is_wrong_with_t
 
 def test_a_folder_renamed_by_hand_to_another_step_is_not_valid(tmp_path: Path) -> None:
     save(tmp_path, 3).rename(tmp_path / "step-5")
-    assert list_checkpoints(tmp_path)[0].problem == "its manifest is of step 3"
+    assert list_checkpoints(LocalRoot(tmp_path))[0].problem == "its manifest is of step 3"
 
 
 def test_no_folder_means_no_checkpoints(tmp_path: Path) -> None:
-    assert list_checkpoints(tmp_path / "none") == []
-    assert remove_leftovers(tmp_path / "none") == []
+    assert list_checkpoints(LocalRoot(tmp_path / "none")) == []
+    assert LocalRoot(tmp_path / "none").clean_up(STEP_NAME) == []
 
 
 def test_retention_keeps_the_latest_k(tmp_path: Path) -> None:
     for step in (2, 9, 10, 11):
         save(tmp_path, step)
-    assert apply_retention(tmp_path, 2, 11) == [9, 2]
+    assert apply_retention(LocalRoot(tmp_path), 2, 11) == [9, 2]
     assert names(tmp_path) == {"step-10", "step-11"}
 
 
 def test_retention_of_0_keeps_all(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
-    assert apply_retention(tmp_path, 0, 3) == []
+    assert apply_retention(LocalRoot(tmp_path), 0, 3) == []
 
 
 def test_retention_touches_only_its_own_folders(tmp_path: Path) -> None:
@@ -83,8 +77,8 @@ def test_retention_touches_only_its_own_folders(tmp_path: Path) -> None:
     (tmp_path / "step-1").symlink_to(elsewhere)
     for step in (2, 3):
         save(tmp_path, step)
-    assert apply_retention(tmp_path, 1, 3) == [2]
-    assert remove_leftovers(tmp_path) == []
+    assert apply_retention(LocalRoot(tmp_path), 1, 3) == [2]
+    assert LocalRoot(tmp_path).clean_up(STEP_NAME) == []
     assert names(tmp_path) == {*FOREIGN, "step-7", "elsewhere", "step-1", "step-3"}
     assert (elsewhere / MANIFEST_NAME).exists()
 
@@ -94,8 +88,8 @@ def test_retention_never_counts_an_invalid_or_unfinished_checkpoint(tmp_path: Pa
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "step-3" / MANIFEST_NAME).unlink()
-    make_partial(tmp_path, 4)
-    assert apply_retention(tmp_path, 1, 4) == [1]
+    LocalRoot(tmp_path).begin("step-4")
+    assert apply_retention(LocalRoot(tmp_path), 1, 4) == [1]
     assert names(tmp_path) == {"step-2", "step-3", "step-4.partial"}
 
 
@@ -103,15 +97,15 @@ def test_retention_leaves_exported_weights_and_steps_of_an_earlier_continuation_
     save(tmp_path, 1, contents=Contents.WEIGHTS)
     for step in (2, 3, 50):
         save(tmp_path, step)
-    assert apply_retention(tmp_path, 1, 3) == [2]
+    assert apply_retention(LocalRoot(tmp_path), 1, 3) == [2]
     assert names(tmp_path) == {"step-1", "step-3", "step-50"}
 
 
 def test_what_a_crash_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    make_partial(tmp_path, 2)
+    LocalRoot(tmp_path).begin("step-2")
     save(tmp_path, 3).rename(tmp_path / "step-3.removing")
-    assert remove_leftovers(tmp_path) == ["step-2.partial", "step-3.removing"]
+    assert LocalRoot(tmp_path).clean_up(STEP_NAME) == ["step-2.partial", "step-3.removing"]
     assert names(tmp_path) == {"step-1"}
 
 
@@ -125,23 +119,23 @@ def test_a_step_saved_again_replaces_the_former_one(tmp_path: Path) -> None:
 def test_a_crash_while_a_step_is_replaced_loses_neither(tmp_path: Path) -> None:
     # Between the two renames: the former one is put back.
     save(tmp_path, 1, "former").rename(tmp_path / "step-1.replaced")
-    assert remove_leftovers(tmp_path) == ["step-1.replaced"]
+    assert LocalRoot(tmp_path).clean_up(STEP_NAME) == ["step-1.replaced"]
     assert (tmp_path / "step-1" / "data").read_text() == "former"
     # After the second rename: the new one stays.
     (tmp_path / "step-1").rename(tmp_path / "step-1.replaced")
     save(tmp_path, 1, "new")
     (tmp_path / "step-1.replaced").mkdir(exist_ok=True)
-    assert remove_leftovers(tmp_path) == ["step-1.replaced"]
+    assert LocalRoot(tmp_path).clean_up(STEP_NAME) == ["step-1.replaced"]
     assert (tmp_path / "step-1" / "data").read_text() == "new"
 
 
 @pytest.mark.parametrize("left", ["file", "folder"])
 def test_what_was_left_of_the_same_step_is_cleared_before_writing(tmp_path: Path, left: str) -> None:
-    make_partial(tmp_path, 5)
-    stale = partial_folder(tmp_path, 5) / "stale"
+    LocalRoot(tmp_path).begin("step-5")
+    stale = LocalRoot(tmp_path).writing("step-5").path / "stale"
     if left == "file":
         stale.write_text("x")
     else:
         stale.mkdir()
-    make_partial(tmp_path, 5)
-    assert list(partial_folder(tmp_path, 5).iterdir()) == []
+    LocalRoot(tmp_path).begin("step-5")
+    assert list(LocalRoot(tmp_path).writing("step-5").path.iterdir()) == []

@@ -17,6 +17,7 @@ from trainer.checkpoint.manifest import (
     Manifest,
     checksum_problems,
     describe_files,
+    is_plain,
     read_manifest,
     write_manifest,
 )
@@ -46,7 +47,9 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
         contents=st.sampled_from(Contents),
         layout=st.text(),
         world_size=st.integers(1),
-        files=st.lists(st.builds(FileEntry, st.text(), st.integers(0), st.text()), max_size=3).map(tuple),
+        files=st.lists(
+            st.builds(FileEntry, st.text().filter(is_plain), st.integers(0), st.text()), max_size=3
+        ).map(tuple),
     )
 )
 def test_every_manifest_survives_json(manifest: Manifest) -> None:
@@ -83,8 +86,8 @@ def test_any_other_json_is_invalid_and_nothing_worse(document: object) -> None:
 def test_a_manifest_of_a_later_format_is_refused_by_its_version(tmp_path: Path) -> None:
     make(tmp_path / "step-7")
     path = tmp_path / "step-7" / MANIFEST_NAME
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(InvalidCheckpoint, match="format version 2, this program reads 1"):
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(InvalidCheckpoint, match="format version 3, this program reads 2"):
         read_manifest(tmp_path / "step-7")
 
 

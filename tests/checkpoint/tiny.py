@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer.checkpoint.filesystem import Root
+from trainer.checkpoint.local import LocalRoot
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState, model_tensors, optimizer_tensors
 from trainer.lr_schedule import LearningRateShape, Schedule
@@ -164,9 +166,12 @@ def settings(**changed: Any) -> Any:
         "keep_latest_k": 0,
         "load_step": -1,
         "exclude_from_loading": (),
+        "async_mode": "disabled",
+        "verify": "full",
     }
     return SimpleNamespace(**{**defaults, **changed})
 
 
-def manager(folder: Path, layout: Layout | None = None, **changed: Any) -> CheckpointManager:
-    return CheckpointManager(folder, settings(**changed), layout=(layout or Layout()).text, device=CPU)
+def manager(folder: Path | Root, layout: Layout | None = None, **changed: Any) -> CheckpointManager:
+    root = LocalRoot(folder) if isinstance(folder, Path) else folder
+    return CheckpointManager(root, settings(**changed), layout=(layout or Layout()).text, device=CPU)

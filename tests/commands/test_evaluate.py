@@ -13,8 +13,8 @@ import pytest
 from models import registry
 from models.initialize import initialize_parameters
 from models.llama.model import Transformer
-from trainer.checkpoint.manifest import Contents, Manifest, describe_files, write_manifest
-from trainer.checkpoint.storage import files_of_rank, write_tensors
+from trainer.checkpoint.manifest import Contents, Manifest, write_manifest
+from trainer.checkpoint.storage import write_tensors
 from trainer.commands import export_hf
 from trainer.commands.evaluate import run
 from trainer.errors import ExitCode
@@ -40,10 +40,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     initialize_parameters(model, 1)
     step = folder / "checkpoint" / "step-3"
     step.mkdir(parents=True)
-    write_tensors(step, {"model": model.state_dict()}, None)
-    write_manifest(
-        step, Manifest(3, Contents.FULL, "1", 1, tuple(describe_files(step, files_of_rank(step, 0))))
-    )
+    files = write_tensors(step, {"model": model.state_dict()}, None)
+    write_manifest(step, Manifest(3, Contents.FULL, "1", 1, files))
     return folder
 
 

@@ -13,8 +13,8 @@ import torch
 from models import registry
 from models.initialize import initialize_parameters
 from models.llama.model import Transformer
-from trainer.checkpoint.manifest import Contents, Manifest, describe_files, write_manifest
-from trainer.checkpoint.storage import files_of_rank, write_tensors
+from trainer.checkpoint.manifest import Contents, Manifest, write_manifest
+from trainer.checkpoint.storage import write_tensors
 from trainer.checkpoint.weights import find_trained_model
 from trainer.commands.generate import run
 from trainer.data.tokenizer import train_sentencepiece
@@ -46,8 +46,7 @@ def save(root: Path, step: int) -> Transformer:
     initialize_parameters(model, step)
     folder = root / f"step-{step}"
     folder.mkdir(parents=True)
-    write_tensors(folder, {"model": model.state_dict()}, None)
-    files = describe_files(folder, files_of_rank(folder, 0))
+    files = write_tensors(folder, {"model": model.state_dict()}, None)
     write_manifest(folder, Manifest(step, Contents.FULL, "1", 1, files))
     return model
 

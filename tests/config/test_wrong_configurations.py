@@ -96,7 +96,8 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("checkpoint that is not there", "--checkpoint.load_step 999 --job.dump_folder /nonexistent", 1, "no checkpoint of this step"),
     ("load step without checkpoints", "--checkpoint.load_step 5 --checkpoint.enable_checkpoint false", 1, "has no effect"),
     ("early step in backward", "--optimizer.early_step_in_backward", 1, "known from torchtitan, not available in Stageline"),
-    ("asynchronous checkpoints", "--checkpoint.async_mode async", 1, "known from torchtitan, not available"),
+    ("way to save that there is not", "--checkpoint.async_mode asink", 1, "async"),
+    ("checkpoints where nobody can go", "--checkpoint.enable_checkpoint --checkpoint.folder nowhere://x", 1, "Protocol not known"),
     ("a large model here", "--config llama_405b.toml", 1, "needs an accelerator"),
 ]  # fmt: skip
 

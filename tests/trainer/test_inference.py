@@ -13,8 +13,8 @@ from models import registry
 from models.initialize import initialize_parameters
 from models.llama.model import Transformer
 from tests.weights.made import SIZES, hugging_face_folder
-from trainer.checkpoint.manifest import Contents, Manifest, describe_files, write_manifest
-from trainer.checkpoint.storage import files_of_rank, write_tensors
+from trainer.checkpoint.manifest import Contents, Manifest, write_manifest
+from trainer.checkpoint.storage import write_tensors
 from trainer.commands import export_hf
 from trainer.commands.generate import run
 from trainer.errors import ConfigurationError, ExitCode
@@ -36,9 +36,8 @@ def made_run(folder: Path, add_bos: bool) -> Path:
     initialize_parameters(model, 1)
     step = folder / "checkpoint" / "step-3"
     step.mkdir(parents=True)
-    write_tensors(step, {"model": model.state_dict()}, None)
-    files = describe_files(step, files_of_rank(step, 0))
-    write_manifest(step, Manifest(3, Contents.FULL, "1", 1, tuple(files)))
+    files = write_tensors(step, {"model": model.state_dict()}, None)
+    write_manifest(step, Manifest(3, Contents.FULL, "1", 1, files))
     return folder
 
 

@@ -97,7 +97,7 @@ def test_the_imported_folder_is_a_run_folder_of_the_same_model(tmp_path: Path) -
     (theirs / "generation_config.json").write_text("{}")
     write_run_folder(imported_from(theirs), run)
     trained = find_trained_model(run)
-    assert (trained.step, trained.step_folder) == (0, run / "checkpoint" / "step-0")
+    assert (trained.step, str(trained.step_folder)) == (0, str(run / "checkpoint" / "step-0"))
     assert load(["--config", str(run / "config.toml")]).config.model.name == "qwen3"
     assert (run / "tokenizer" / "tokenizer.json").is_file()
     assert (run / "generation_config.json").is_file()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from trainer.errors import ConfigurationError
-from trainer.weights.digest import HashingFile, blake2b, checksum
+from trainer.checkpoint.digest import HashingFile, blake2b, checksum
 from trainer.weights.safetensors_format import Planned, header, read_header
 from trainer.weights.tensor_file import DTYPE_NAMES, data_of, read_region
 

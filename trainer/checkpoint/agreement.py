@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer.checkpoint.manifest import InvalidCheckpoint
 from trainer.errors import ConfigurationError, StagelineError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,12 @@ class Ranks:
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+
+    def beside(self) -> Ranks:
+        """The same ranks on the host, with a process group of their own: for a thread beside the training. Collective."""
+        if self.group is None:
+            return Ranks(None)
+        return Ranks(dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo"))
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, small picklable objects, on every rank."""
@@ -67,6 +74,8 @@ class Ranks:
             result = action()
         except ConfigurationError as error:
             failure = _Failure(str(error), ConfigurationError)
+        except InvalidCheckpoint as error:
+            failure = _Failure(f"rank {self.rank}: {error}", FailedOnSomeRank)
         except Exception as error:
             logger.exception("rank %d of the checkpoint", self.rank)
             failure = _Failure(f"rank {self.rank}: {describe(error)}", FailedOnSomeRank)

@@ -2,41 +2,41 @@
 
 A save goes through four steps; until the last one nothing that counts as a checkpoint exists:
 
-    1. rank 0 makes step-N.partial               anything of this step that was left there is removed
-    2. all ranks write their tensors             torch.distributed.checkpoint, synchronised to disk
-    3. each rank checksums its own files
-    4. rank 0 writes the manifest and renames    step-N.partial -> step-N
+    1. rank 0 begins step-N                      what was left there of an earlier save is removed
+    2. all ranks write their tensors             torch.distributed.checkpoint, synchronised to disk, with checksums
+    3. rank 0 writes the manifest                of the files of all ranks
+    4. rank 0 publishes step-N                   and removes checkpoints that are no longer wanted
 
-If one fails on any rank, all ranks learn it, the partial folder is removed, and training goes on with the last
-valid checkpoint untouched. An asynchronous save would copy what `_collect` returns and run `_write` elsewhere.
+If one fails on any rank, all ranks learn it, what was written is removed, and training goes on with the last valid
+checkpoint untouched. An asynchronous save is the same on a thread of each rank, with a process group of their own,
+of copies of the tensors. One save at a time: the next one waits until the one before it is done.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import folders
-from trainer.checkpoint.agreement import FailedOnSomeRank, Ranks
+from trainer.checkpoint.agreement import FailedOnSomeRank, Ranks, describe
+from trainer.checkpoint.background import Background, HostCopies
+from trainer.checkpoint.filesystem import Folder, Root
+from trainer.checkpoint.folders import step_name
 from trainer.checkpoint.manifest import (
     Contents,
     InvalidCheckpoint,
     Manifest,
     checksum_problems,
-    describe_files,
     write_manifest,
 )
 from trainer.checkpoint.restore import choose_step, restore_full, restore_rng, restore_weights
 from trainer.checkpoint.state import StateDict, TrainState, full_state_dict, train_json, weights_state_dict
-from trainer.checkpoint.storage import CheckpointReader, files_of_rank, write_tensors
+from trainer.checkpoint.storage import CheckpointReader, write_tensors
 from trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,18 +47,19 @@ logger = logging.getLogger(__name__)
 _LATEST = -1  # checkpoint.load_step
 
 
-class Verification(Enum):
-    """How a checkpoint is verified before it is loaded."""
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that this run has saved, and that is valid."""
 
-    CHECKSUMS = "checksums"  # reads every file once, shared among the ranks
-    SIZES = "sizes"
+    step: int
+    folder: Folder
 
 
 @dataclass(frozen=True)
 class _Opened:
     """A verified checkpoint, ready to be read."""
 
-    path: Path
+    folder: Folder
     manifest: Manifest
     reader: CheckpointReader
 
@@ -71,69 +72,89 @@ class CheckpointManager:
 
     def __init__(
         self,
-        folder: Path,
+        root: Root,
         config: Checkpoint,
         *,
         layout: str,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
-        verification: Verification = Verification.CHECKSUMS,
     ) -> None:
         """
         Args:
-            folder: where the checkpoints lie; made when the first one is saved.
+            root: where the checkpoints lie; made when the first one is saved.
             config: the table [checkpoint].
             layout: the mesh in words. Random states are restored only where it and the world size are equal.
             device: where this rank computes.
             group: the ranks that take part; None: all, or this process alone without a process group.
-            verification: of what is loaded; files and sizes are always verified.
         """
-        self._folder = folder
+        self._root = root
         self._config = config
         self._layout = layout
         self._device = device
         self._ranks = Ranks(group)
-        self._verification = verification
         self._last_saved_step: int | None = None
         self._last_save_time = time.monotonic()
+        self.latest: Saved | None = None
+        self.slowest_save = 0.0  # seconds, of those that this run made
+        self._background = Background()
+        self._asynchronous = config.enable_checkpoint and config.async_mode != "disabled"
+        if self._asynchronous:
+            self._writers = self._ranks.beside()
+            self._copies = HostCopies(device, keep=config.async_mode == "async_with_pinned_mem")
 
-    def maybe_save(self, step: int, state: TrainState, *, last: bool = False) -> Path | None:
-        """Save if the configured interval has passed, or if this is the last step of the run.
+    def maybe_save(
+        self, step: int, state: TrainState, *, last: bool = False, stop: bool = False
+    ) -> Folder | None:
+        """Save if the configured interval has passed, or if the run ends with this step.
 
         Args:
             step: training steps made.
             state: the run.
-            last: whether the run ends with this step; then a weights-only checkpoint is written if configured.
+            last: whether this is the last step of the run; then a weights-only checkpoint is written if configured.
+            stop: whether the run is asked to stop after this step; like the last, it is saved before this returns.
 
         Returns:
-            The checkpoint's folder; None if none was written.
+            The checkpoint's folder; None if none was written, or if it is being written in the background.
         """
-        if not self._config.enable_checkpoint or step == self._last_saved_step:
+        if not self._config.enable_checkpoint:
             return None
-        return self.save(step, state, last=last) if last or self._is_due(step) else None
+        if last or stop:
+            self.complete()
+        if step == self._last_saved_step:
+            return None
+        if last or stop:
+            return self.save(step, state, last=last)
+        return self._start_save(step, state) if self._is_due(step) else None
 
-    def save(self, step: int, state: TrainState, *, last: bool = False) -> Path | None:
-        """Save now, e.g. since the job is asked to stop. Returns the folder, or None if the save failed."""
-        started = time.monotonic()
-        self._last_save_time = started
+    def save(self, step: int, state: TrainState, *, last: bool = False) -> Folder | None:
+        """Save now, in the foreground. Returns the folder, or None if the save failed."""
+        self.complete()
         contents = Contents.WEIGHTS if last and self._config.model_weights_only else Contents.FULL
+        started = self._last_save_time = time.monotonic()
         try:
-            path = self._write(step, self._collect(step, state, contents), contents)
+            tensors = self._collect(step, state, contents)
         except FailedOnSomeRank as error:
             self._give_up(step, error)
             return None
-        self._last_saved_step = step
-        logger.info("checkpoint %s saved in %.1f s", path, time.monotonic() - started)
-        self._remove_old(step)
-        return path
+        if not self._save(step, tensors, contents, self._ranks):
+            return None
+        assert self.latest is not None
+        logger.info("checkpoint %s saved in %.1f s", self.latest.folder, time.monotonic() - started)
+        return self.latest.folder
 
-    def save_seed(self, state: TrainState) -> Path:
+    def complete(self) -> None:
+        """Wait until a save in the background, if there is one, is done. Raises what is no failure of writing."""
+        if self._background.busy:
+            logger.info("waiting for the checkpoint that is being written")
+        self._background.wait()
+
+    def save_seed(self, state: TrainState) -> Folder:
         """Save the initial parameters alone, in their own precision, as step 0.
 
         Raises:
             FailedOnSomeRank: it could not be written; there is nothing else that the run was for.
         """
-        return self._write(0, weights_state_dict(state.model_parts, None), Contents.WEIGHTS)
+        return self._write(0, weights_state_dict(state.model_parts, None), Contents.WEIGHTS, self._ranks)
 
     def load(self, state: TrainState) -> int | None:
         """Set `state` to that of the latest valid checkpoint, or to that of the configured step.
@@ -151,16 +172,26 @@ class CheckpointManager:
         """
         if not self._config.enable_checkpoint:
             return None
-        for name in self._ranks.on_first(lambda: folders.remove_leftovers(self._folder)):
-            self._say(f"{self._folder / name}: left by a save that did not finish; cleaned up")
+        self.complete()
+        for name in self._ranks.on_first(lambda: self._root.clean_up(folders.STEP_NAME)):
+            self._say(f"{self._root}/{name}: left by a save that did not finish; cleaned up")
         step = self._config.load_step
         opened = self._open_latest() if step == _LATEST else self._open_configured(step)
         if opened is None:
             return None
         step = self._restore(opened, state)
         self._last_saved_step = step
-        logger.info("going on from %s", opened.path)
+        logger.info("going on from %s", opened.folder)
         return step
+
+    def go_back(self, state: TrainState, before: int) -> int | None:
+        """Set `state` to that of the latest valid whole checkpoint of a step before `before`, and return the step.
+
+        None, and nothing has changed, if there is none. Raises as `load` does.
+        """
+        self.complete()
+        opened = self._open_latest(before)
+        return None if opened is None else self._restore(opened, state)
 
     # Saving
 
@@ -180,64 +211,111 @@ class CheckpointManager:
             raise FailedOnSomeRank("the ranks disagree about step, schedule, data position or counters")
         return self._ranks.agreed(lambda: full_state_dict(state, step, self._ranks.rank, self._device))
 
-    def _write(self, step: int, tensors: StateDict, contents: Contents) -> Path:
+    def _start_save(self, step: int, state: TrainState) -> Folder | None:
+        """Save in the background if that is configured; the ranks wait for the copies alone."""
+        if not self._asynchronous:
+            return self.save(step, state)
+        started = self._last_save_time = time.monotonic()
+        self.complete()
+        waited = time.monotonic() - started
+        try:
+            tensors = self._collect(step, state, Contents.FULL)
+            copies, wait_for_copies = self._ranks.agreed(lambda: self._copies.copy(tensors))
+        except FailedOnSomeRank as error:
+            self._give_up(step, error)
+            return None
+        blocked = time.monotonic() - started
+
+        def write() -> None:
+            wait_for_copies()
+            if self._save(step, copies, Contents.FULL, self._writers):
+                took = time.monotonic() - started
+                text = "checkpoint %s saved in %.1f s, for which training waited %.2f s"
+                logger.info(text, self._root.folder(step_name(step)), took, blocked)
+
+        self._last_saved_step = step
+        self._background.start(write)
+        if waited > 1:
+            self._say(
+                f"training waited {waited:.0f} s at step {step} until the checkpoint before was written; "
+                "a longer checkpoint.interval avoids it"
+            )
+        return None
+
+    def _save(self, step: int, tensors: StateDict, contents: Contents, ranks: Ranks) -> bool:
+        """Write, and remove what is no longer wanted; whether it worked, which a loud line says otherwise."""
+        started = time.monotonic()
+        try:
+            folder = self._write(step, tensors, contents, ranks)
+        except FailedOnSomeRank as error:
+            self._give_up(step, error)
+            return False
+        self._last_saved_step = step
+        self.latest = Saved(step, folder)
+        self._remove_old(step)
+        self.slowest_save = max(self.slowest_save, time.monotonic() - started)
+        return True
+
+    def _write(self, step: int, tensors: StateDict, contents: Contents, ranks: Ranks) -> Folder:
         """The four steps of the module's docstring. Raises FailedOnSomeRank on all ranks."""
-        ranks, partial = self._ranks, folders.partial_folder(self._folder, step)
-        ranks.on_first(lambda: folders.make_partial(self._folder, step))
-        write_tensors(partial, tensors, ranks.group)
-        own = ranks.agreed(lambda: describe_files(partial, files_of_rank(partial, ranks.rank)))
+        root, name = self._root, step_name(step)
+        ranks.on_first(lambda: root.begin(name))
+        own = write_tensors(root.writing(name), tensors, ranks.group)
         files = tuple(entry for entries in ranks.gather(own) for entry in entries)
         manifest = Manifest(step, contents, self._layout, ranks.size, files)
-        return ranks.on_first(lambda: self._publish(manifest))
+        ranks.on_first(lambda: self._publish(manifest))
+        return root.folder(name)
 
-    def _publish(self, manifest: Manifest) -> Path:
-        write_manifest(folders.partial_folder(self._folder, manifest.step), manifest)
-        return folders.publish(self._folder, manifest.step)
+    def _publish(self, manifest: Manifest) -> None:
+        name = step_name(manifest.step)
+        write_manifest(self._root.writing(name), manifest)
+        self._root.publish(name)
 
     def _give_up(self, step: int, error: FailedOnSomeRank) -> None:
         """Remove what was written, which may be what filled the disk, and say so."""
+        if self._last_saved_step == step:
+            self._last_saved_step = None
         if self._ranks.rank != 0:
             return
-        valid = [
-            str(found.path) for found in folders.list_checkpoints(self._folder) if found.manifest is not None
-        ]
-        logger.error(
-            "CHECKPOINT NOT SAVED at step %d: %s. Training goes on; the latest valid checkpoint is %s",
-            step,
-            error,
-            valid[0] if valid else "none",
-        )
-        shutil.rmtree(folders.partial_folder(self._folder, step), ignore_errors=True)
+        message = "CHECKPOINT NOT SAVED at step %d: %s. Training goes on; the latest valid checkpoint is %s"
+        try:
+            valid = [str(each.folder) for each in folders.list_checkpoints(self._root) if each.manifest]
+            logger.error(message, step, error, valid[0] if valid else "none")
+            self._root.discard(step_name(step))
+        except Exception as trouble:  # a remote file system raises what it likes
+            logger.error(message, step, error, f"not known: {describe(trouble)}")
 
     def _remove_old(self, step: int) -> None:
         if self._ranks.rank != 0:
             return
         try:
-            for removed in folders.apply_retention(self._folder, self._config.keep_latest_k, step):
+            for removed in folders.apply_retention(self._root, self._config.keep_latest_k, step):
                 logger.debug("removed the checkpoint of step %d", removed)
-        except OSError as error:
+        except Exception as error:  # a remote file system raises what it likes
             # Not worth a training run; what could not be removed is tried again at the next save.
-            logger.warning("could not remove an old checkpoint: %s", error)
+            logger.warning("could not remove an old checkpoint: %s", describe(error))
 
     # Loading
 
-    def _open_latest(self) -> _Opened | None:
+    def _open_latest(self, before: int | None = None) -> _Opened | None:
         for found in self._listed():
+            if before is not None and (found.step >= before or found.step == 0):
+                continue
             if _is_export(found):
-                self._say(f"{found.path} holds only weights, to go on needs more; passed over")
+                self._say(f"{found.folder} holds only weights, to go on needs more; passed over")
                 continue
             try:
                 return self._open(found)
             except InvalidCheckpoint as error:
-                self._say(f"CHECKPOINT PASSED OVER: {found.path} is not valid: {error}")
+                self._say(f"CHECKPOINT PASSED OVER: {found.folder} is not valid: {error}")
         return None
 
     def _open_configured(self, step: int) -> _Opened:
         listed = self._listed()
-        found = choose_step(self._folder, step, listed)
+        found = choose_step(self._root, step, listed)
         if _is_export(found):
             raise ConfigurationError(
-                f"checkpoint.load_step = {step}: {found.path} holds only weights, to go on needs more"
+                f"checkpoint.load_step = {step}: {found.folder} holds only weights, to go on needs more"
             )
         later = ", ".join(str(other.step) for other in listed if other.step > step)
         if later:
@@ -248,31 +326,30 @@ class CheckpointManager:
             return self._open(found)
         except InvalidCheckpoint as error:
             raise ConfigurationError(
-                f"checkpoint.load_step = {step}: {found.path} is not valid: {error}"
+                f"checkpoint.load_step = {step}: {found.folder} is not valid: {error}"
             ) from error
 
     def _listed(self) -> list[folders.Found]:
-        return self._ranks.on_first(lambda: folders.list_checkpoints(self._folder))
+        return self._ranks.on_first(lambda: folders.list_checkpoints(self._root))
 
     def _open(self, found: folders.Found) -> _Opened:
         """Verify a checkpoint, its files shared among the ranks. Raises InvalidCheckpoint on all ranks."""
         if found.manifest is None:
             raise InvalidCheckpoint(str(found.problem))
         problems: tuple[str, ...] = ()
-        if self._verification is Verification.CHECKSUMS:
-            problems = checksum_problems(
-                found.path, found.manifest.files[self._ranks.rank :: self._ranks.size]
-            )
+        if self._config.verify == "full":
+            own = found.manifest.files[self._ranks.rank :: self._ranks.size]
+            problems = checksum_problems(found.folder, own)
         reader = None
         if not problems:
             try:
-                reader = CheckpointReader(found.path)
+                reader = CheckpointReader(found.folder)
             except InvalidCheckpoint as error:
                 problems = (str(error),)
         everywhere = [problem for of_rank in self._ranks.gather(problems) for problem in of_rank]
         if everywhere or reader is None:
             raise InvalidCheckpoint("; ".join(dict.fromkeys(everywhere)))
-        return _Opened(found.path, found.manifest, reader)
+        return _Opened(found.folder, found.manifest, reader)
 
     def _restore(self, opened: _Opened, state: TrainState) -> int:
         if opened.manifest.contents is Contents.WEIGHTS:
@@ -284,7 +361,7 @@ class CheckpointManager:
             restore_rng(opened.reader, self._ranks, self._device)
         else:
             self._say(
-                f"{opened.path} was saved by {opened.manifest.world_size} ranks ({opened.manifest.layout}): "
+                f"{opened.folder} was saved by {opened.manifest.world_size} ranks ({opened.manifest.layout}): "
                 "parameters, optimizer and data go on exactly; random generators start anew"
             )
         return step

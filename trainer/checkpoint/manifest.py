@@ -1,21 +1,26 @@
 """The manifest: the file that makes a folder a valid checkpoint.
 
-It lists every file with size and checksum and is written last, so a folder without one is a save that did not
-finish, and one whose files do not match it is damaged. No torch here: validity can be told without it.
+It lists every file with size and checksum, has a checksum of its own, and is written last: a folder without one is a
+save that did not finish, and one whose files do not match it is damaged. No torch here: validity can be told without.
+A manifest may come from anybody: it names files of its own folder only, and nothing is read before its size is known.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-FORMAT_VERSION = 1
+from trainer.checkpoint.filesystem import Folder, as_folder
+
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+
+_LARGEST = 2**28  # bytes of a manifest: over a million files
 
 
 class Contents(StrEnum):
@@ -34,7 +39,7 @@ class FileEntry:
     """One file of a checkpoint.
 
     Attributes:
-        name: path relative to the checkpoint's folder, with forward slashes.
+        name: within the checkpoint's folder; it leads nowhere else.
         size: bytes.
         blake2b: BLAKE2b digest of 32 bytes, in hexadecimal.
     """
@@ -63,39 +68,67 @@ class Manifest:
     files: tuple[FileEntry, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
+        fields = {"format_version": FORMAT_VERSION, **asdict(self)}
+        own = hashlib.blake2b(json.dumps(fields).encode(), digest_size=32).hexdigest()
+        return json.dumps({**fields, "blake2b": own}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Manifest:
-        """Raises InvalidCheckpoint if the text is no manifest of a version that this program reads."""
+        """Raises InvalidCheckpoint if the text is not, character by character, what `to_json` writes."""
         try:
-            fields = json.loads(text)
-            version = fields.pop("format_version")
-            if version != FORMAT_VERSION:
-                raise InvalidCheckpoint(
-                    f"manifest of format version {version}, this program reads {FORMAT_VERSION}"
-                )
-            fields["contents"] = Contents(fields["contents"])
-            fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
-            return Manifest(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            manifest = _understand(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidCheckpoint):
                 raise
             raise InvalidCheckpoint(f"manifest cannot be understood: {error}") from error
+        if manifest.to_json() != text:
+            raise InvalidCheckpoint("manifest is damaged: its checksum differs")
+        return manifest
 
 
-def describe_files(folder: Path, names: Iterable[str]) -> tuple[FileEntry, ...]:
+def _understand(fields: Any) -> Manifest:
+    version = fields.pop("format_version")
+    if version != FORMAT_VERSION:
+        raise InvalidCheckpoint(f"manifest of format version {version}, this program reads {FORMAT_VERSION}")
+    del fields["blake2b"]
+    fields["contents"] = Contents(fields["contents"])
+    fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
+    manifest = Manifest(**fields)
+    counts = [manifest.step, manifest.world_size, *(entry.size for entry in manifest.files)]
+    texts = [manifest.layout, *(entry.blake2b for entry in manifest.files)]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise InvalidCheckpoint(
+            "manifest cannot be understood: a step, a size or a number of ranks is no count"
+        )
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidCheckpoint("manifest cannot be understood: a layout or a checksum is no text")
+    if outside := [entry.name for entry in manifest.files if not is_plain(entry.name)]:
+        raise InvalidCheckpoint(f"manifest leads out of the checkpoint: {str(outside[0])[:100]!r}")
+    return manifest
+
+
+def is_plain(name: Any) -> bool:
+    """Whether it is the name of a file in a folder, and not a path that could lead elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def describe_files(folder: Path | Folder, names: Iterable[str]) -> tuple[FileEntry, ...]:
     """Size and checksum of each named file, read from disk."""
-    return tuple(FileEntry(name, (folder / name).stat().st_size, checksum(folder / name)) for name in names)
+    folder = as_folder(folder)
+    sizes = folder.sizes()
+    return tuple(FileEntry(name, sizes[name], checksum(folder, name)) for name in names)
 
 
-def checksum(path: Path) -> str:
+def checksum(folder: Path | Folder, name: str) -> str:
     """The hexadecimal BLAKE2b digest (32 bytes) of a file's contents."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+    digest = hashlib.blake2b(digest_size=32)
+    with as_folder(folder).open(name) as file:
+        while chunk := file.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path | Folder, manifest: Manifest) -> None:
     """Write the manifest so that after a power cut it is either whole or absent.
 
     Raises:
@@ -103,69 +136,59 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             nodes do not see the same folder.
         OSError: writing failed.
     """
-    problems = size_problems(folder, manifest.files)
+    folder = as_folder(folder)
+    problems = size_problems(folder.sizes(), manifest.files)
     if problems:
         raise InvalidCheckpoint(f"{'; '.join(problems)} (do all ranks write to the same file system?)")
-    temporary = folder / f"{MANIFEST_NAME}.partial"
-    with temporary.open("w") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(folder / MANIFEST_NAME)
-    sync_folder(folder)
+    folder.write_whole(MANIFEST_NAME, manifest.to_json().encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path | Folder) -> Manifest:
     """The manifest of a checkpoint whose files all exist with the right sizes; checksums are not computed.
 
     Raises:
         InvalidCheckpoint: there is none, it cannot be understood, or a file is missing or has another size.
     """
+    folder = as_folder(folder)
     try:
-        text = (folder / MANIFEST_NAME).read_text()
-    except FileNotFoundError:
-        raise InvalidCheckpoint("no manifest: the save did not finish") from None
+        sizes = folder.sizes()
+        if MANIFEST_NAME not in sizes:
+            raise InvalidCheckpoint("no manifest: the save did not finish")
+        if sizes[MANIFEST_NAME] > _LARGEST:
+            raise InvalidCheckpoint(
+                f"manifest of {sizes[MANIFEST_NAME]} bytes, this program reads {_LARGEST}"
+            )
+        with folder.open(MANIFEST_NAME) as file:
+            text = file.read(_LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidCheckpoint(f"manifest cannot be read: {error}") from error
     manifest = Manifest.from_json(text)
-    problems = size_problems(folder, manifest.files)
+    problems = size_problems(sizes, manifest.files)
     if problems:
         raise InvalidCheckpoint("; ".join(problems))
     return manifest
 
 
-def size_problems(folder: Path, files: Sequence[FileEntry]) -> tuple[str, ...]:
+def size_problems(sizes: dict[str, int], files: Sequence[FileEntry]) -> tuple[str, ...]:
     """A sentence for each file that is missing or has another size than listed."""
     problems = []
     for entry in files:
-        try:
-            size = (folder / entry.name).stat().st_size
-        except OSError as error:
-            problems.append(f"{entry.name} is missing ({error.strerror})")
-            continue
-        if size != entry.size:
-            problems.append(f"{entry.name} has {size} bytes instead of {entry.size}")
+        if entry.name not in sizes:
+            problems.append(f"{entry.name} is missing")
+        elif sizes[entry.name] != entry.size:
+            problems.append(f"{entry.name} has {sizes[entry.name]} bytes instead of {entry.size}")
     return tuple(problems)
 
 
-def checksum_problems(folder: Path, files: Sequence[FileEntry]) -> tuple[str, ...]:
+def checksum_problems(folder: Path | Folder, files: Sequence[FileEntry]) -> tuple[str, ...]:
     """A sentence for each file whose contents are not those that were written."""
     problems = []
     for entry in files:
         try:
-            damaged = checksum(folder / entry.name) != entry.blake2b
+            damaged = checksum(folder, entry.name) != entry.blake2b
         except OSError as error:
             problems.append(f"{entry.name} cannot be read ({error.strerror})")
             continue
         if damaged:
             problems.append(f"{entry.name} is damaged: its checksum differs")
     return tuple(problems)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames within a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint import folders
 from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.filesystem import Root
 from trainer.checkpoint.random_state import restore_random_state
 from trainer.checkpoint.state import (
     TRAIN_KEY,
@@ -37,12 +37,12 @@ class TensorReader(Protocol):
     def mismatch(self, section: str, problems: Sequence[str]) -> ConfigurationError: ...
 
 
-def choose_step(root: Path, step: int, listed: Sequence[folders.Found]) -> folders.Found:
+def choose_step(root: Root, step: int, listed: Sequence[folders.Found]) -> folders.Found:
     """The listed checkpoint of one step. Raises ConfigurationError if it is not there or not valid."""
     for found in listed:
         if found.step == step:
             if found.manifest is None:
-                raise ConfigurationError(f"the checkpoint {found.path} is not valid: {found.problem}")
+                raise ConfigurationError(f"the checkpoint {found.folder} is not valid: {found.problem}")
             return found
     valid = ", ".join(str(found.step) for found in listed if found.manifest is not None) or "none"
     raise ConfigurationError(f"no checkpoint of step {step} in {root}; valid ones there: {valid}")

@@ -1,59 +1,49 @@
 """Writing and reading the files of one checkpoint with torch.distributed.checkpoint.
 
-Reading runs nothing that the files contain: tensors are loaded weights-only, and the one pickled file, DCP's
-`.metadata`, passes an unpickler that knows only the classes which describe tensors. Every rank reads what it
-needs by itself, without a collective and without a process group, so one that fails leaves nobody waiting.
+Reading runs nothing that the files contain: tensors are loaded weights-only, after `.metadata` (see `metadata.py`)
+and what it says about the files has been checked. Every rank reads what it needs by itself, without a collective and
+without a process group, so one that fails leaves nobody waiting.
 """
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.utils import _create_file_view
+from torch.distributed.checkpoint.storage import StorageReader, WriteResult
+from torch.futures import Future
 
 from trainer.checkpoint.agreement import FailedOnSomeRank, describe
-from trainer.checkpoint.manifest import InvalidCheckpoint
+from trainer.checkpoint.filesystem import Folder, as_folder
+from trainer.checkpoint.manifest import FileEntry, InvalidCheckpoint
+from trainer.checkpoint.metadata import METADATA_NAME, read_metadata
 from trainer.checkpoint.state import StateDict
 from trainer.errors import ConfigurationError
 
-METADATA_NAME = ".metadata"
 
-_ALLOWED = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata",
-        "TensorStorageMetadata",
-        "TensorProperties",
-        "ChunkStorageMetadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "pathlib": {"Path", "PosixPath", "WindowsPath"},
-    "pathlib._local": {"Path", "PosixPath", "WindowsPath"},  # as Python 3.13 writes them
-}
-
-
-def write_tensors(folder: Path, tensors: StateDict, group: dist.ProcessGroup | None) -> None:
-    """Write the tensors of all ranks into an existing, empty folder, synchronised to disk.
+def write_tensors(
+    folder: Path | Folder, tensors: StateDict, group: dist.ProcessGroup | None
+) -> tuple[FileEntry, ...]:
+    """Write the tensors of all ranks into an existing, empty folder, synchronised to disk; this rank's files.
 
     Collective over `group` if there is one. Raises FailedOnSomeRank on all ranks if one of them cannot write.
     """
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    writer = _Writer(as_folder(folder))
     with warnings.catch_warnings():
         # Without a process group the warning says that one process saves: as intended.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -63,21 +53,16 @@ def write_tensors(folder: Path, tensors: StateDict, group: dist.ProcessGroup | N
             # DCP has told all ranks. Its own text is the traceback of every rank that failed.
             rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
             raise FailedOnSomeRank(f"rank {rank}: {describe(cause)}") from error
-
-
-def files_of_rank(folder: Path, rank: int) -> list[str]:
-    """Names of the files that `write_tensors` wrote on a rank; rank 0 wrote the metadata too."""
-    names = sorted(path.name for path in folder.glob(f"__{rank}_*"))
-    return [*names, METADATA_NAME] if rank == 0 else names
+    return tuple(writer.files.written)
 
 
 class CheckpointReader:
     """The tensors of one checkpoint, whose files have been verified before."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | Folder) -> None:
         """Raises InvalidCheckpoint if the description of its tensors cannot be read or is not harmless."""
-        self._folder = folder
-        self._metadata = _read_metadata(folder / METADATA_NAME)
+        self._folder = as_folder(folder)
+        self._metadata = read_metadata(self._folder)
 
     def names(self, section: str) -> set[str]:
         """Names of the saved tensors of a section, e.g. "model"."""
@@ -89,11 +74,15 @@ class CheckpointReader:
 
         Raises:
             ConfigurationError: a tensor is not in the checkpoint, or has another shape there.
+            InvalidCheckpoint: a file is damaged.
         """
         self._check_shapes(section, tensors)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load({section: dict(tensors)}, storage_reader=_Reader(self._folder, self._metadata), no_dist=True)
+            try:
+                load({section: dict(tensors)}, storage_reader=_Reader(self._metadata, self), no_dist=True)
+            except CheckpointException as error:  # no Exception, so nobody would catch it
+                raise next(iter(error.failures.values()))[0] from error
 
     def shape(self, section: str, name: str) -> tuple[int, ...]:
         """The shape of a saved tensor."""
@@ -109,7 +98,7 @@ class CheckpointReader:
         saved = self._saved[full_name]
         whole = None
         for chunk in saved.chunks:
-            part = self._read_chunk(MetadataIndex(full_name, chunk.offsets))
+            part = self.read_part(MetadataIndex(full_name, chunk.offsets))
             if len(saved.chunks) == 1:
                 return part
             if whole is None:
@@ -118,12 +107,21 @@ class CheckpointReader:
         assert whole is not None, "a tensor without parts"
         return whole
 
-    def _read_chunk(self, index: MetadataIndex) -> Tensor:
+    def read_part(self, index: MetadataIndex) -> Tensor:
+        """A part of a tensor as it was saved. Raises InvalidCheckpoint if it is not what the metadata says."""
         place = self._metadata.storage_data[index]
-        with (self._folder / place.relative_path).open("rb") as file:
-            part = _create_file_view(file, place.offset, place.length)
-            tensor: Tensor = torch.load(part, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
-        return tensor
+        where = f"{place.relative_path}, from byte {place.offset}"
+        try:
+            with self._folder.open_part(place.relative_path, place.offset, place.length) as file:
+                _refuse_compressed(file, place.length)
+                part = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of damaged bytes anything can come
+            raise InvalidCheckpoint(f"{where}: cannot be read: {describe(error)[:300]}") from error
+        saved = self._saved[index.fqn]
+        shapes = [chunk.sizes for chunk in saved.chunks if chunk.offsets == index.offset]
+        if not isinstance(part, Tensor) or [part.size()] != shapes or part.dtype != saved.properties.dtype:
+            raise InvalidCheckpoint(f"{where}: is not what {METADATA_NAME} says of {index.fqn}")
+        return part
 
     def read_bytes(self, section: str, name: str) -> Tensor:
         """A saved tensor of bytes, uint8."""
@@ -153,43 +151,84 @@ class CheckpointReader:
         return ConfigurationError(f"the checkpoint {self._folder} is of another {section}: {first}{more}")
 
 
-class _Reader(FileSystemReader):
-    """DCP's reader with the metadata that was read safely."""
+def _refuse_compressed(file: BinaryIO, length: int) -> None:
+    """A few bytes that unpack to very many would fill the memory. torch saves tensors as they are."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if (
+        any(e.compress_type != zipfile.ZIP_STORED for e in entries)
+        or sum(e.file_size for e in entries) > length
+    ):
+        raise InvalidCheckpoint("compressed")
+    file.seek(0)
 
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self._safe_metadata = metadata
+
+class _Reader(StorageReader):
+    """What DCP needs to read: it works out which part of which saved part goes where."""
+
+    def __init__(self, metadata: Metadata, reader: CheckpointReader) -> None:
+        self._metadata = metadata
+        self._reader = reader
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._safe_metadata
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            saved = self._reader.read_part(item.storage_index)
+            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def reset(self, checkpoint_id: Any = None) -> None: ...
+
+    def set_up_storage_reader(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
 
 
-class _Unpickler(pickle.Unpickler):
-    """Loads the classes that describe tensors, and nothing else."""
+class _Files(FileSystem):
+    """DCP's file system: the files of a folder, whose checksums are computed while they are written."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in _ALLOWED.get(module, set()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.written: list[FileEntry] = []
+
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        return suffix
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with self._folder.create(path) as file:
+            yield file
+        self.written.append(FileEntry(path, file.size, file.hexdigest()))
 
 
-def _read_metadata(path: Path) -> Metadata:
-    try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, pickle.UnpicklingError) as error:
-        raise InvalidCheckpoint(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(metadata, Metadata):
-        raise InvalidCheckpoint(f"{path.name} does not describe a checkpoint")
-    foreign = [
-        name
-        for name, saved in metadata.state_dict_metadata.items()
-        if not isinstance(saved, TensorStorageMetadata)
-    ]
-    if foreign:  # DCP would unpickle them
-        raise InvalidCheckpoint(f"{path.name} lists objects that are not tensors: {', '.join(foreign[:3])}")
-    for place in metadata.storage_data.values():
-        if Path(place.relative_path).name != place.relative_path:
-            raise InvalidCheckpoint(f"{path.name} leads out of the checkpoint: {place.relative_path}")
-    return metadata
+class _Writer(FileSystemWriter):
+    """DCP's writer into a folder that has been made for it."""
+
+    def __init__(self, folder: Folder) -> None:
+        # Copying ahead would take memory on device 0 whatever the rank's device; what is saved later is on the host.
+        super().__init__("", single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
+        self.fs = self.files = _Files(folder)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
+        with self.files.create_stream(METADATA_NAME, "wb") as file:
+            pickle.dump(metadata, file)

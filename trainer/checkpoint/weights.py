@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.checkpoint.filesystem import Folder, Root, open_root
 from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.local import LocalFolder, LocalRoot
 from trainer.checkpoint.manifest import InvalidCheckpoint, checksum_problems, read_manifest
 from trainer.config.load import load
 from trainer.config.schema import Config
@@ -20,7 +22,7 @@ class TrainedModel:
 
     run_folder: Path
     config: Config
-    step_folder: Path
+    step_folder: Folder
     step: int
     passed_over: tuple[str, ...]  # a sentence for each later checkpoint that is not valid
 
@@ -37,14 +39,14 @@ def find_trained_model(path: Path) -> TrainedModel:
     run_folder = _run_folder(path.resolve())
     config = load(["--config", str(run_folder / CONFIG_NAME)]).config
     if path.resolve() == run_folder:
-        return _latest(run_folder, config, run_folder / config.checkpoint.folder)
+        return _latest(run_folder, config, open_root(run_folder, config.checkpoint.folder))
     if not path.resolve().name.startswith("step-"):
-        return _latest(run_folder, config, path)
+        return _latest(run_folder, config, LocalRoot(path))
     try:
-        step = _verified_step(path)
+        step = _verified_step(LocalFolder(path))
     except InvalidCheckpoint as error:
         raise ConfigurationError(f"{path} is not a valid checkpoint: {error}") from error
-    return TrainedModel(run_folder, config, path, step, ())
+    return TrainedModel(run_folder, config, LocalFolder(path), step, ())
 
 
 def _run_folder(path: Path) -> Path:
@@ -56,19 +58,19 @@ def _run_folder(path: Path) -> Path:
     )
 
 
-def _latest(run_folder: Path, config: Config, root: Path) -> TrainedModel:
+def _latest(run_folder: Path, config: Config, root: Root) -> TrainedModel:
     passed_over: list[str] = []
     for found in list_checkpoints(root):
         try:
-            step = _verified_step(found.path)
+            step = _verified_step(found.folder)
         except InvalidCheckpoint as error:
-            passed_over.append(f"{found.path} is not valid: {error}")
+            passed_over.append(f"{found.folder} is not valid: {error}")
             continue
-        return TrainedModel(run_folder, config, found.path, step, tuple(passed_over))
+        return TrainedModel(run_folder, config, found.folder, step, tuple(passed_over))
     raise ConfigurationError("; ".join([f"{root} holds no valid checkpoint", *passed_over]))
 
 
-def _verified_step(folder: Path) -> int:
+def _verified_step(folder: Folder) -> int:
     """The step of a valid checkpoint. Raises InvalidCheckpoint."""
     manifest = read_manifest(folder)
     if problems := checksum_problems(folder, manifest.files):

@@ -221,7 +221,6 @@ UNAVAILABLE = MappingProxyType(
 UNAVAILABLE_VALUES = MappingProxyType(
     {
         "experimental.context_parallel_load_balancer": ("ptrr",),  # for FlexAttention
-        "checkpoint.async_mode": ("async", "async_with_pinned_mem"),
         "validation.steps": (-1,),
     }
 )

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from trainer.checkpoint.digest import HashingFile, blake2b
 from trainer.checkpoint.manifest import FileEntry
-from trainer.checkpoint.storage import METADATA_NAME
-from trainer.weights.digest import HashingFile, blake2b
+from trainer.checkpoint.metadata import METADATA_NAME
 from trainer.weights.source import Form, WeightSource
 from trainer.weights.staging import Finished, Staging
 

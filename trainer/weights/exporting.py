@@ -15,13 +15,13 @@ from torch import Tensor
 
 from models.hf import UnsupportedConfig, Weight
 from models.registry import configured_sizes, family
+from trainer.checkpoint.digest import Crc32, HashingFile
 from trainer.checkpoint.manifest import MANIFEST_NAME, InvalidCheckpoint, checksum
 from trainer.checkpoint.storage import CheckpointReader
 from trainer.checkpoint.weights import TrainedModel
 from trainer.errors import ConfigurationError, StagelineError
 from trainer.weights.change import to_theirs
 from trainer.weights.checkpoint_writer import Progress
-from trainer.weights.digest import Crc32, HashingFile
 from trainer.weights.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_folder
 from trainer.weights.naming import hugging_face_format
 from trainer.weights.safetensors_format import Planned, header
@@ -112,7 +112,7 @@ def write_folder(
     """
     step = export.trained.step_folder
     origin = {
-        "manifest": checksum(step / MANIFEST_NAME),
+        "manifest": checksum(step, MANIFEST_NAME),
         "tensors": [[p.planned.name, p.planned.dtype] for p in export.pieces],
         "shard_bytes": shard_bytes,
     }

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.folders import step_folder
+from trainer.checkpoint.digest import blake2b
+from trainer.checkpoint.folders import step_name
 from trainer.checkpoint.manifest import Contents, InvalidCheckpoint, Manifest, describe_files, write_manifest
-from trainer.checkpoint.storage import METADATA_NAME, CheckpointReader
+from trainer.checkpoint.metadata import METADATA_NAME
+from trainer.checkpoint.storage import CheckpointReader
 from trainer.config.load import config_to_toml
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError, StagelineError
 from trainer.run_folder import RunFolder
 from trainer.weights.checkpoint_writer import FILE_BYTES, Progress, write_weights
-from trainer.weights.digest import blake2b
 from trainer.weights.hugging_face import HuggingFaceModel
 from trainer.weights.meta import PARAMS_NAME, MetaModel
 from trainer.weights.naming import Named, name_of
@@ -86,7 +87,7 @@ def write_run_folder(
         origin = {"files": [_identity(path) for path in imported.files], "bytes": file_bytes}
         staging = Staging(target, origin, blake2b)
         config = configuration(imported.named)
-        step = step_folder(staging.path / config.checkpoint.folder, 0)
+        step = staging.path / config.checkpoint.folder / step_name(0)
         entries = write_weights(step, imported.source, staging, progress, file_bytes)
         say("verifying what was written")
         _verify(step, imported.source)

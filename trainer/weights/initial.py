@@ -9,6 +9,7 @@ from typing import Any
 from models.family import Family
 from models.registry import family
 from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.filesystem import Folder
 from trainer.checkpoint.manifest import Contents, InvalidCheckpoint, read_manifest
 from trainer.checkpoint.restore import restore_full, restore_weights
 from trainer.checkpoint.state import TrainState
@@ -64,7 +65,7 @@ def load_initial(
     return restore_full(reader, state, ranks, table.exclude_from_loading)
 
 
-def _open(step_folder: Path) -> CheckpointReader:
+def _open(step_folder: Folder) -> CheckpointReader:
     try:
         return CheckpointReader(step_folder)
     except InvalidCheckpoint as error:

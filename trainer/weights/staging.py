@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import sync_folder
+from trainer.checkpoint.digest import NewDigest, checksum
+from trainer.checkpoint.local import sync_folder
 from trainer.errors import ConfigurationError
-from trainer.weights.digest import NewDigest, checksum
 
 JOURNAL_NAME = "progress.json"
 

@@ -9,6 +9,7 @@ from typing import Any
 from models import registry
 from models.hf import UnsupportedConfig
 from models.sizes import Sizes
+from trainer.checkpoint.filesystem import is_url, open_root
 from trainer.config.report import Problem, nearest
 from trainer.config.rules.model import sizes_of
 from trainer.config.schema import Config
@@ -70,6 +71,18 @@ def exported_model_has_a_form_there(config: Config, _world_size: int | None) -> 
         form.config_of(sizes)
     except UnsupportedConfig as error:
         yield Problem((key,), f"this model has no form there: {error}", "false")
+
+
+def folder_can_be_opened(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """A URL for the checkpoints is of a kind that fsspec knows here; whether anything answers is found later."""
+    checkpoint = config.checkpoint
+    if checkpoint.enable_checkpoint and is_url(checkpoint.folder):
+        try:
+            open_root(Path(), checkpoint.folder)
+        except ConfigurationError as error:
+            yield Problem(
+                ("checkpoint.folder",), str(error), "a path, or a URL of a file system that is installed"
+            )
 
 
 def initial_weights_are_of_the_model(config: Config, _world_size: int | None) -> Iterator[Problem]:

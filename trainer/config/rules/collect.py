@@ -73,6 +73,7 @@ FILE_RULES: tuple[Rule, ...] = (
     data.tokenizer_path_exists,
     data.dataset_path_exists,
     checkpoint.initial_weights_are_of_the_model,
+    checkpoint.folder_can_be_opened,
 )
 """Of the files that training reads, which need not be where the plan is made."""
 

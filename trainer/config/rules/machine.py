@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.checkpoint.filesystem import is_url
 from trainer.config.machine import Machine, this_machine
 from trainer.config.report import Problem
 from trainer.config.rules.model import sizes_of
@@ -73,6 +74,8 @@ def checkpoint_to_load_exists(loaded: Loaded) -> Iterator[Problem]:
     checkpoint = loaded.config.checkpoint
     if checkpoint.load_step == -1 or not checkpoint.enable_checkpoint:
         return
+    if is_url(checkpoint.folder):
+        return  # asking would need the network, here and on every rank
     folder = loaded.dump_folder / checkpoint.folder
     if not (folder / f"step-{checkpoint.load_step}").is_dir():
         saved = sorted(int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal())

@@ -72,7 +72,7 @@ class Checkpoint(Table):
     """Save checkpoints, and go on from the latest valid one when the same run is started again."""
 
     folder: Text = "checkpoint"
-    """Folder for the checkpoints, inside the run's folder."""
+    """Folder for the checkpoints, inside the run's folder, or a URL that fsspec knows, such as s3://bucket/my-run."""
 
     interval: Positive = 500
     """Distance from one checkpoint to the next. The last step is always saved."""
@@ -111,8 +111,13 @@ class Checkpoint(Table):
     create_seed_checkpoint: bool = False
     """Save the initial parameters as step 0 and end, to start several runs from them."""
 
-    async_mode: Literal["disabled"] = "disabled"
-    """Training waits while a checkpoint is written."""
+    async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
+    """Whether training waits while a checkpoint is written, or only while it is copied to the host's memory: memory
+    that is given back afterwards, or that is kept for the next save and, with CUDA, page-locked and copied to without
+    waiting. What the run ends with is always waited for."""
+
+    verify: Literal["full", "sizes"] = "full"
+    """What is verified of a checkpoint before it is loaded: every byte against checksums, or the sizes of the files."""
 
 
 class Comm(Table):

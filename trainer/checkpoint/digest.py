@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import BinaryIO, Protocol
 
 _CHUNK = 2**22
+_WORTH_A_THREAD = 2**16  # bytes; smaller pieces are done sooner than another thread wakes up
 
 
 class Digest(Protocol):
@@ -53,7 +54,7 @@ def checksum(path: Path, new_digest: NewDigest) -> str:
 
 
 class HashingFile:
-    """A file that is written from beginning to end, and its checksum meanwhile, on another thread."""
+    """A file that is written from beginning to end, and its checksum meanwhile, large pieces on another thread."""
 
     def __init__(self, file: BinaryIO, digest: Digest) -> None:
         self._file = file
@@ -70,17 +71,31 @@ class HashingFile:
         self._thread.shutdown()
 
     def write(self, data: bytes | memoryview) -> int:
-        updated = self._thread.submit(self._digest.update, data)
-        self._file.write(data)
-        updated.result()  # only now may the caller change the data
+        if len(data) < _WORTH_A_THREAD:
+            self._digest.update(data)
+            self._file.write(data)
+        else:
+            updated = self._thread.submit(self._digest.update, data)
+            self._file.write(data)
+            updated.result()  # only now may the caller change the data
         self.size += len(data)
         return len(data)
 
     def flush(self) -> None:
         self._file.flush()
 
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        """Whoever opened the file closes it; here for writers that want to."""
+
     def finish(self) -> str:
         """Put everything on the disk; the checksum in hexadecimal."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        return self.hexdigest()
+
+    def hexdigest(self) -> str:
+        """The checksum of what has been written."""
         return self._digest.hexdigest()
