@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,6 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> No
     gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, max_norm / norm)
-
-
-def all_finite(values: Sequence[float]) -> bool:
-    return all(math.isfinite(value) for value in values)
 
 
 def _copies(gradient: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from trainer.loop import StepResult
 from trainer.plan.plan import Plan, ValidationPlan
 from trainer.process import RankProcess
 from trainer.progress import Progress
+from trainer.time_limit import TimeLimit
 from trainer.timeline import write_timeline
 from trainer.validation import validation_loss
 
@@ -32,8 +34,11 @@ class Checkpoints:
         state: TrainState,
         steps: int,
         progress: Progress,
+        limit: TimeLimit,
     ) -> None:
+        """`limit` is told how long saves take."""
         self._manager = manager
+        self._limit = limit
         self._state = state
         self._steps = steps
         self._progress = progress
@@ -42,8 +47,10 @@ class Checkpoints:
 
     def after_step(self, result: StepResult) -> None:
         self._progress.phase("saving a checkpoint", collective=True, patient=True)
+        began = time.monotonic()
         last = result.step == self._steps
         self._manager.maybe_save(result.step, self._state, last=last, stop=result.stopping)
+        self._limit.saved(self._manager.slowest_save, waited=time.monotonic() - began)
 
     def save_last(self, step: int) -> None:
         """Training has ended after `step`, sooner than configured."""
@@ -52,7 +59,7 @@ class Checkpoints:
 
 
 class Validation:
-    """Measures the loss on held-out data every so many steps, and after the last."""
+    """Measures the loss on held-out data every so many steps, and after the last; not when the job is to stop soon."""
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class Validation:
     def before_step(self, step: int) -> None: ...
 
     def after_step(self, result: StepResult) -> None:
-        if result.step % self._config.freq == 0 or result.step == self._last_step:
+        if result.step == self._last_step or (result.step % self._config.freq == 0 and not result.stopping):
             loss = validation_loss(
                 self._pipeline,
                 self._plan,

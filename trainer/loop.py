@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,20 +14,19 @@ from torch import Tensor, nn
 
 from parallelisms.float8 import precompute_scales
 from parallelisms.tensor import sum_gradients_of_whole_parameters
+from trainer.anomalies import Anomalies, Policy
 from trainer.build import Pipeline
 from trainer.config.schema import Config
 from trainer.data.loader import Batch
-from trainer.errors import TrainingFailed
 from trainer.expert_balance import ExpertBalance, ExpertCounts
-from trainer.gradients import all_finite, clip, local_norm_squared
+from trainer.gradients import clip, local_norm_squared
 from trainer.loss import counted_tokens, loss_of_microbatches
 from trainer.lr_schedule import Schedule
 from trainer.microbatches import Microbatches, cut_into_microbatches
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
 from trainer.stop import StopRequest
-
-logger = logging.getLogger(__name__)
+from trainer.time_limit import TimeLimit
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,10 @@ class StepResult:
     tokens: int  # seen since the start of training
     seconds: float
     data_seconds: float
-    skipped: bool  # the loss or the norm was not finite, and the parameters are those from before
-    stopping: bool  # a rank was asked to stop: this step is the last one
+    skipped: bool  # its update was not made: something was not finite, or the loss is a spike
+    stopping: bool  # a rank was asked to stop, or time is nearly up: this step is the last one
+    spike: bool = False  # the loss is far above those before it
+    rolled_back_to: int | None = None  # the step whose parameters and optimizer are those after this one
     expert_counts: ExpertCounts | None = None  # of models with experts, unless the step was skipped
 
 
@@ -53,7 +53,8 @@ class _Sums:
 
     loss: float
     grad_norm: float
-    stopping: bool
+    signalled: bool
+    out_of_time: bool
 
 
 class Listener(Protocol):
@@ -78,9 +79,15 @@ class Loop:
         device: torch.device,
         progress: Progress,
         stop: StopRequest | None = None,
+        limit: TimeLimit | None = None,
     ) -> None:
+        """`roll_back`, for policies that do, sets parameters and optimizer to those of the last checkpoint on all
+        ranks, and returns its step."""
         self.step = 0
-        self.counters: dict[str, int | float] = {"tokens": 0, "skipped_in_a_row": 0}
+        self.counters: dict[str, Any] = {"tokens": 0, "skipped_in_a_row": 0}
+        self.roll_back: Callable[[], int] | None = None
+        self.out_of_time = False
+        self._anomalies = Anomalies(config.training, self.counters)
         self._training = config.training
         self._plan = plan
         self._pipeline = pipeline
@@ -90,10 +97,10 @@ class Loop:
         self._device = device
         self._progress = progress
         self._stop = stop or StopRequest()
+        self._limit = limit or TimeLimit(None, 0.0)
         self._balance = ExpertBalance(config, plan, pipeline.parts, device)
         float8 = plan.parallelism.float8
-        if float8 is not None and float8.precompute:
-            optimizer.register_step_post_hook(lambda *_: precompute_scales(pipeline.parts))
+        self._precomputes_scales = float8 is not None and float8.precompute
 
     def run(self, listeners: Sequence[Listener]) -> bool:
         """Train until the configured number of steps; False if it ended before, since a rank was asked to stop.
@@ -124,19 +131,22 @@ class Loop:
         loss, grad_norm = sums.loss, sums.grad_norm
         self.step += 1
         lr = self._schedule.lr
-        skipped = not all_finite((loss, grad_norm))
         self._progress.phase("optimizer")
+        verdict = self._anomalies.judge(self.step, loss, grad_norm)
         expert_counts = None
-        if skipped:
-            self._skip(loss, grad_norm)
-        else:
-            self.counters["skipped_in_a_row"] = 0
+        if verdict.policy is Policy.UPDATE:
             clip(self._parameters(), grad_norm, self._training.max_norm)
             self._optimizer.step()
             expert_counts = self._balance_experts()
+        else:
+            self._balance.discard()
         self._schedule.step()
         self.counters["tokens"] += self._plan.tokens_per_step
         self._optimizer.zero_grad(set_to_none=True)
+        rolled_back_to = self._go_back() if verdict.policy is Policy.ROLL_BACK else None
+        if self._precomputes_scales and (verdict.policy is not Policy.SKIP):
+            precompute_scales(self._pipeline.parts)
+        self.out_of_time = sums.out_of_time
         return StepResult(
             step=self.step,
             loss=loss,
@@ -145,8 +155,10 @@ class Loop:
             tokens=int(self.counters["tokens"]),
             seconds=time.perf_counter() - start,
             data_seconds=data_seconds,
-            skipped=skipped,
-            stopping=sums.stopping,
+            skipped=verdict.policy is not Policy.UPDATE,
+            stopping=sums.signalled or sums.out_of_time,
+            spike=verdict.spike,
+            rolled_back_to=rolled_back_to,
             expert_counts=expert_counts,
         )
 
@@ -172,10 +184,11 @@ class Loop:
         norm_squared = local_norm_squared(self._pipeline.distinct_parameters(), self._device)
         # Every rank of a tensor group computes the loss of the same tokens.
         total /= self._plan.layout.tensor
-        sums = torch.stack([total, norm_squared, torch.full_like(total, self._stop.asked)])
+        wishes = [torch.full_like(total, wish) for wish in (self._stop.asked, self._limit.reached())]
+        sums = torch.stack([total, norm_squared, *wishes])
         dist.all_reduce(sums)
-        loss, norm_squared_sum, asked_to_stop = sums.tolist()
-        return _Sums(loss, norm_squared_sum**0.5, asked_to_stop > 0)
+        loss, norm_squared_sum, signalled, out_of_time = sums.tolist()
+        return _Sums(loss, norm_squared_sum**0.5, signalled > 0, out_of_time > 0)
 
     def _sum_gradients_of_whole_parameters(self) -> None:
         if self._plan.layout.tensor > 1:
@@ -203,23 +216,11 @@ class Loop:
         self._progress.phase("balancing experts", collective=True)
         return self._balance.update()
 
-    def _skip(self, loss: float, grad_norm: float) -> None:
-        """All ranks come here together, since they share both values."""
-        self._balance.discard()
-        self.counters["skipped_in_a_row"] += 1
-        in_a_row = self.counters["skipped_in_a_row"]
-        training = self._training
-        what = f"step {self.step}: loss {loss}, gradient norm {grad_norm}: not finite"
-        if training.nonfinite_policy == "stop":
-            raise TrainingFailed(
-                f"{what}; training.nonfinite_policy = 'stop'; the parameters are those before the step"
-            )
-        if in_a_row > training.max_nonfinite_steps:
-            raise TrainingFailed(
-                f"{what}, {in_a_row} times in a row; "
-                f"training.max_nonfinite_steps = {training.max_nonfinite_steps}"
-            )
-        logger.warning("%s; the step is skipped", what)
+    def _go_back(self) -> int:
+        """All ranks come here together, since they judge by the same numbers."""
+        assert self.roll_back is not None
+        self._progress.phase("going back to a checkpoint", collective=True, patient=True)
+        return self.roll_back()
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         for part in self._pipeline.parts:

@@ -63,7 +63,8 @@ class Reporter:
         self._since_last_log.append(result)
         speed = self._plan.tokens_per_step / result.seconds
         self._console.advance(result.step, f"loss {result.loss:.4f}  {speed:,.0f} tokens/s")
-        if result.step % self._config.metrics.log_freq == 0 or result.step == 1:
+        unusual = result.skipped or result.spike
+        if result.step % self._config.metrics.log_freq == 0 or result.step == 1 or unusual:
             self._log(result)
             self._since_last_log.clear()
 
@@ -120,6 +121,8 @@ class Reporter:
                 "mfu": None if self._peak is None else flops / self._peak,
                 "memory_bytes": _memory_bytes(self._device),
                 "skipped": result.skipped,
+                **({"spike": result.spike} if self._config.training.loss_spike_threshold else {}),
+                **({"rolled_back_to": result.rolled_back_to} if result.rolled_back_to is not None else {}),
                 **_expert_load(result),
             }
         )

@@ -16,7 +16,7 @@ from trainer.build import build_pipeline
 from trainer.checkpoint.agreement import Ranks
 from trainer.checkpoint.filesystem import open_root
 from trainer.checkpoint.manager import CheckpointManager
-from trainer.checkpoint.state import TrainState
+from trainer.checkpoint.state import TrainState, restore_train_json, train_json
 from trainer.checkpoint.weights import TrainedModel
 from trainer.config.load import Loaded
 from trainer.config.schema import Config
@@ -25,7 +25,7 @@ from trainer.data.loader import Loader, build_loader
 from trainer.data.sources import open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import debug_tokenizer
-from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest
+from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest, TrainingFailed
 from trainer.listeners import Checkpoints, Timelines, Validation
 from trainer.loop import Listener, Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
@@ -34,10 +34,14 @@ from trainer.process import RankProcess
 from trainer.profiling import Profiler
 from trainer.reporting import Reporter
 from trainer.run_folder import RunFolder
+from trainer.time_limit import TimeLimit
 from trainer.weights.exporting import export_trained
 from trainer.weights.initial import load_initial
 
 logger = logging.getLogger(__name__)
+
+
+_SLOW_DISK = 50e6  # bytes per second and rank
 
 
 class Run:
@@ -59,6 +63,7 @@ class Run:
         optimizer = build_optimizer(self._pipeline.parts, config.optimizer, device)
         schedule = build_lr_schedule(optimizer, config)
         self._loader = _loader(config, plan, process, tokenizer, validation=False)
+        limit = TimeLimit(config.job.time_limit, _seconds_of_a_save(plan))
         self._loop = Loop(
             config,
             plan,
@@ -69,7 +74,9 @@ class Run:
             process.device,
             process.progress,
             process.stop,
+            limit,
         )
+        self._loop.roll_back = self._roll_back
         self._state = TrainState(self._pipeline.parts, optimizer, schedule, self._loader, self._loop.counters)
         self._checkpoints = CheckpointManager(
             open_root(folder.path, config.checkpoint.folder),
@@ -78,7 +85,7 @@ class Run:
             device=process.device,
         )
         self._saving = Checkpoints(
-            self._checkpoints, self._state, config.training.steps, process.progress
+            self._checkpoints, self._state, config.training.steps, process.progress, limit
         )
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
         self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
@@ -132,13 +139,32 @@ class Run:
         if self._completed:
             self._reporter.finish(f"{'done':12}{step} steps", folder)
             return
-        reason = f"by {self._process.stop.name} after step {step} of {self._config.training.steps}"
+        timely = self._loop.out_of_time and not self._process.stop.asked
+        who = "job.time_limit" if timely else self._process.stop.name
+        reason = f"by {who} after step {step} of {self._config.training.steps}"
         saves, saved = self._config.checkpoint.enable_checkpoint, latest is not None and latest.step == step
-        how = "the same command goes on from there" if saves else "checkpoint.enable_checkpoint is false"
+        how = "the same command goes on from there"
+        if not saves:
+            how = "checkpoint.enable_checkpoint is false"
+        elif not saved:
+            how = "its state could not be saved"
         self._reporter.finish(f"{'stopped':12}{reason}; {how}", folder)
         if saves and not saved:
             raise StagelineError(f"stopped {reason}, but the state of this step could not be saved")
         raise StoppedOnRequest(f"stopped {reason}")
+
+    def _roll_back(self) -> int:
+        """Parameters and optimizer of the latest valid checkpoint, all else as it is; returns the checkpoint's step.
+
+        Raises:
+            TrainingFailed: there is none.
+        """
+        goes_on = train_json(self._state, self._loop.step)
+        step = self._checkpoints.go_back(self._state, self._loop.step)
+        if step is None:
+            raise TrainingFailed("there is no checkpoint yet to go back to")
+        restore_train_json(self._state, goes_on)
+        return step
 
     def _export(self) -> None:
         """Write the last checkpoint's weights as a Hugging Face folder; one rank does, reading what all saved."""
@@ -200,6 +226,11 @@ def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: Run
             f"only {plan.sizes.vocab_size}; set model.override.vocab_size to {tokenizer.vocab_size} or more"
         )
     return tokenizer
+
+
+def _seconds_of_a_save(plan: Plan) -> float:
+    """Of the rank with most to write, before any save was measured."""
+    return max(state.parameters + state.optimizer for state in plan.bytes_of_rank) / _SLOW_DISK
 
 
 def _seed_everything(config: Config) -> None:

@@ -1,9 +1,13 @@
 """Requests to stop: SIGTERM, SIGINT or SIGUSR1 ends a run after the step in progress, its state saved.
 
 A signal that reaches one rank is only noted there. All ranks hear of it in a reduction that each step makes
-anyway, so they stop after the same step. The same signal once more ends the process at once. A second signal of
-another kind does not: SLURM sends SIGUSR1 ahead of a time limit and SIGTERM at the limit, maybe while the state
-is being saved.
+anyway, so they stop after the same step. A second signal, of whatever kind, ends the process at once, with two
+exceptions:
+
+- What comes within two seconds is the same request: Ctrl-C reaches every process of a terminal, SLURM every process
+  of a job, and a launcher (torchrun, srun) passes it on to those that have it already.
+- SIGTERM after SIGUSR1: SLURM sends the one ahead of a time limit (`--signal=USR1@120`) and the other at the limit,
+  when the state may be half saved. It counts as the first SIGTERM.
 
 The interpreter runs handlers in the main thread only, which may stand in a collective. A thread of its own reads
 the signals' numbers from a socket, which the interpreter writes to as soon as they arrive.
@@ -18,14 +22,43 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Self
 
 from trainer.errors import ExitCode, StoppedOnRequest
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME_REQUEST = 2.0  # seconds
 
-# Ctrl-C reaches every process of the terminal, and a launcher (torchrun) passes it on to those that have it already.
-SAME_REQUEST = 1.0  # seconds
+
+class Meaning(Enum):
+    """What a signal says, after those before it."""
+
+    STOP = auto()
+    NOTHING_NEW = auto()
+    AT_ONCE = auto()
+
+
+@dataclass
+class Requests:
+    """The signals of a process, of which the first is a request and a second one means it."""
+
+    first: int | None = None
+    _last: int = 0
+    _since: float = 0.0
+
+    def receive(self, number: int, now: float) -> Meaning:
+        """Take a signal that came at `now`, in seconds of any clock that only goes forward."""
+        if self.first is None:
+            self.first, self._last, self._since = number, number, now
+            return Meaning.STOP
+        if now - self._since <= SAME_REQUEST:
+            return Meaning.NOTHING_NEW
+        if (self._last, number) == (signal.SIGUSR1, signal.SIGTERM):
+            self._last, self._since = number, now
+            return Meaning.NOTHING_NEW
+        return Meaning.AT_ONCE
 
 
 class StopRequest:
@@ -33,7 +66,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         """Nobody has asked, and until `listen` nobody can."""
-        self._received: dict[int, float] = {}  # signal number -> when
+        self._requests = Requests()
         self._end: Callable[[StoppedOnRequest], None] | None = _end_before_training
 
     @classmethod
@@ -53,12 +86,13 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        return bool(self._received)
+        return self._requests.first is not None
 
     @property
     def name(self) -> str:
         """What asked first, e.g. SIGTERM; on a rank that heard of it from another, so much."""
-        return next((signal.Signals(number).name for number in self._received), "a signal to another rank")
+        number = self._requests.first
+        return "a signal to another rank" if number is None else signal.Signals(number).name
 
     def end_with(self, end: Callable[[StoppedOnRequest], None]) -> None:
         """From now on a request ends the job at once, through `end`: there is nothing yet to be saved."""
@@ -75,15 +109,15 @@ class StopRequest:
                     self._receive(number)
 
     def _receive(self, number: int) -> None:
-        now = time.monotonic()
-        before = self._received.setdefault(number, now)
-        if before == now:
-            if self._end is not None:
-                self._end(
-                    StoppedOnRequest(f"stopped by {self.name} before training began; nothing was to be saved")
-                )
-        elif now - before > SAME_REQUEST:
-            print(f"stageline: ended at once by a second {signal.Signals(number).name}", file=sys.stderr)
+        meaning = self._requests.receive(number, time.monotonic())
+        if meaning is Meaning.STOP and self._end is not None:
+            self._end(
+                StoppedOnRequest(f"stopped by {self.name} before training began; nothing was to be saved")
+            )
+        elif meaning is Meaning.AT_ONCE:
+            print(
+                f"stageline: ended at once by a second signal, {signal.Signals(number).name}", file=sys.stderr
+            )
             os._exit(ExitCode.OTHER)
 
 

@@ -18,7 +18,8 @@ from trainer.checkpoint import manager
 from trainer.errors import ExitCode
 from trainer.loop import Loop, StepResult
 from trainer.run import Run
-from trainer.stop import SAME_REQUEST, StopRequest
+from trainer.stop import SAME_REQUEST, Meaning, Requests, StopRequest
+from trainer.time_limit import STARTED, TimeLimit
 
 STOPPED = ExitCode.STOPPED_ON_REQUEST
 
@@ -34,7 +35,7 @@ def in_step(step: int, rank: int, *numbers: int, pause: float = 0.0) -> Callable
                 for number in numbers:
                     os.kill(os.getpid(), number)
                     time.sleep(pause)
-                while len(loop._stop._received) < len(set(numbers)):
+                while not loop._stop.asked:
                     time.sleep(0.01)
             return train_step(loop)
 
@@ -77,6 +78,27 @@ def test_pipeline_with_sharding_stops_together(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint" / "step-2" / "manifest.json").is_file()
 
 
+def test_time_that_is_up_on_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    def before(rank: int) -> None:
+        clock = [1e9]
+
+        def reached(limit: Any) -> bool:
+            clock[0] += 10 if rank == 1 else 1
+            limit._clock = lambda: clock[0]
+            return ask(limit)
+
+        ask = TimeLimit.reached
+        TimeLimit.reached = reached  # type: ignore[method-assign]
+        os.environ[STARTED] = str(int(clock[0]))
+
+    arguments = tiny(tmp_path, pipeline(2), "--job.time_limit 0:01:40", steps=50)
+    job = Forked.start(arguments, 2, before)
+    assert job.wait() == [STOPPED] * 2, job.said
+    # Of 100 s, 10 are kept for the end and 10 for another step.
+    assert "stopped     by job.time_limit after step 8 of 50; the same command goes on from there" in job.said
+    assert (tmp_path / "checkpoint" / "step-8" / "manifest.json").is_file()
+
+
 def test_without_checkpoints_nothing_is_saved_and_that_is_said(tmp_path: Path) -> None:
     arguments = tiny(tmp_path, "--checkpoint.enable_checkpoint false")
     job = Forked.start(arguments, 1, in_step(2, 0, signal.SIGTERM))
@@ -108,20 +130,44 @@ def test_a_state_that_cannot_be_saved_is_not_called_saved(tmp_path: Path) -> Non
 
     job = Forked.start(tiny(tmp_path, pipeline(2)), 2, before)
     assert job.wait() == [ExitCode.OTHER] * 2, job.said
-    assert job.said.splitlines()[-1].endswith("but the state of this step could not be saved"), job.said
+    assert "stopped by a signal" in job.said or "stopped by SIGTERM" in job.said
+    assert job.said.count("but the state of this step could not be saved") == 1, job.said
+    assert "goes on from there" not in job.said
 
 
-def test_the_same_signal_once_more_ends_a_rank_at_once_even_in_a_long_step(tmp_path: Path) -> None:
-    sabotage = in_step(2, 0, signal.SIGINT, signal.SIGINT, pause=SAME_REQUEST + 0.1)
+def test_a_second_signal_ends_a_rank_at_once_even_in_a_long_step(tmp_path: Path) -> None:
+    sabotage = in_step(2, 0, signal.SIGTERM, signal.SIGINT, pause=SAME_REQUEST + 0.1)
     job = Forked.start(tiny(tmp_path), 1, sabotage)
     assert job.wait() == [ExitCode.OTHER]
-    assert "ended at once by a second SIGINT" in job.said
+    assert "ended at once by a second signal, SIGINT" in job.said
 
 
-def test_signals_that_come_together_and_signals_of_two_kinds_are_one_request(tmp_path: Path) -> None:
-    """A terminal and torchrun both send SIGINT; SLURM sends SIGUSR1, and at the limit SIGTERM."""
-    sabotage = in_step(2, 0, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM)
+def test_signals_that_come_together_are_one_request(tmp_path: Path) -> None:
+    """A terminal and torchrun both send SIGINT."""
+    sabotage = in_step(2, 0, signal.SIGINT, signal.SIGINT, signal.SIGTERM)
     assert Forked.start(tiny(tmp_path), 1, sabotage).wait() == [STOPPED]
+
+
+STOP, NOTHING, AT_ONCE = Meaning.STOP, Meaning.NOTHING_NEW, Meaning.AT_ONCE
+TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [(TERM, 0, STOP), (TERM, 1.9, NOTHING), (TERM, 2.1, AT_ONCE)],
+        [(INT, 0, STOP), (TERM, 0.1, NOTHING), (TERM, 3, AT_ONCE)],
+        [(USR1, 0, STOP), (USR1, 3, AT_ONCE)],
+        [(USR1, 0, STOP), (INT, 3, AT_ONCE)],
+        [(TERM, 0, STOP), (USR1, 3, AT_ONCE)],
+        # SLURM: ahead of the limit, at the limit to every process and passed on, and somebody who means it.
+        [(USR1, 0, STOP), (TERM, 120, NOTHING), (TERM, 120.5, NOTHING), (TERM, 123, AT_ONCE)],
+        [(USR1, 0, STOP), (TERM, 60, NOTHING), (INT, 70, AT_ONCE)],
+    ],
+)
+def test_what_a_second_signal_means(story: list[tuple[int, float, Meaning]]) -> None:
+    requests = Requests()
+    assert [requests.receive(number, 1000 + at) for number, at, _ in story] == [said for *_, said in story]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -152,7 +198,7 @@ def test_a_step_makes_two_reductions_and_no_third_for_stopping(tmp_path: Path) -
         def counted(loop: Any) -> StepResult:
             calls.clear()
             result = train_step(loop)
-            assert calls == [1, 3], calls
+            assert calls == [1, 4], calls
             return result
 
         dist.all_reduce = counting  # type: ignore[assignment]

@@ -52,6 +52,8 @@ RULES: tuple[Rule, ...] = (
     training.load_step_needs_checkpoints,
     training.seed_checkpoint_needs_checkpoints,
     training.export_dtype_needs_model_weights_only,
+    training.rollback_needs_checkpoints,
+    training.spike_policy_needs_a_threshold,
     checkpoint.excluded_parts_are_known,
     checkpoint.initial_loading_needs_a_path,
     checkpoint.export_at_the_end_needs_checkpoints,

@@ -191,6 +191,32 @@ def _right_alone(key: str, degrees: dict[str, int], world_size: int) -> list[int
     return [rest]
 
 
+def rollback_needs_checkpoints(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """There is something to go back to."""
+    training, checkpoint = config.training, config.checkpoint
+    for key in ("nonfinite_policy", "loss_spike_policy"):
+        if getattr(training, key) == "rollback" and not checkpoint.enable_checkpoint:
+            yield Problem(
+                (f"training.{key}", "checkpoint.enable_checkpoint"),
+                "goes back to a checkpoint, but checkpoint.enable_checkpoint is false",
+                suggestion="checkpoint.enable_checkpoint = true",
+                value="rollback",
+            )
+
+
+def spike_policy_needs_a_threshold(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """What is done about spikes says nothing where no loss is one."""
+    training = config.training
+    if training.loss_spike_policy != "warn" and training.loss_spike_threshold is None:
+        yield Problem(
+            ("training.loss_spike_policy", "training.loss_spike_threshold"),
+            "has no effect without training.loss_spike_threshold",
+            "a number > 1",
+            "training.loss_spike_threshold = 1.5",
+            training.loss_spike_policy,
+        )
+
+
 def _needs_checkpoints(config: Config, key: str, is_set: bool) -> Iterator[Problem]:
     if is_set and not config.checkpoint.enable_checkpoint:
         yield Problem(

@@ -1,5 +1,6 @@
 """What every table of the configuration has in common, and the types that several of them use."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -47,6 +48,15 @@ def _rest_or_positive(value: int) -> int:
     return value
 
 
+def _seconds(value: object) -> object:
+    """Hours, minutes and seconds, maybe with days, as seconds: "2:00:00", "1-12:00:00"."""
+    matched = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", value) if isinstance(value, str) else None
+    if matched is None:
+        return value
+    days, hours, minutes, seconds = (int(part or 0) for part in matched.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def _every_nth_or_operations(value: str) -> str:
     if value != "op" and not (value.isascii() and value.isdecimal() and int(value) >= 1):
         raise PydanticCustomError("not_every_nth", "does not say every how many layers")
@@ -71,6 +81,11 @@ Names = Annotated[
 ]
 Steps = Annotated[
     tuple[Positive, ...], BeforeValidator(_tuple), Allowed("list of step numbers, each an integer ≥ 1")
+]
+Duration = Annotated[
+    Positive,
+    BeforeValidator(_seconds),
+    Allowed('time such as "2:00:00" or "1-12:00:00", or a number of seconds ≥ 1'),
 ]
 Betas = Annotated[
     tuple[BelowOne, BelowOne], BeforeValidator(_tuple), Allowed("list of two numbers ≥ 0 and < 1")

@@ -174,11 +174,25 @@ class Training(Table):
     deterministic: bool = False
     """Use algorithms that give the same bits every time, even where they are slower."""
 
-    nonfinite_policy: Literal["skip", "stop"] = "skip"
-    """If a loss or gradient is not finite: skip the step on all ranks, or stop the job with exit code 5."""
+    nonfinite_policy: Literal["skip", "rollback", "stop"] = "skip"
+    """If a loss or gradient is not finite: skip the step on all ranks; go back to the parameters and the optimizer of
+    the last checkpoint, and on with the text that follows; or stop the job with exit code 5."""
 
     max_nonfinite_steps: NotNegative = 10
-    """More skipped steps than this in a row stop the job with exit code 5."""
+    """More skipped steps than this in a row, whatever they were skipped for, stop the job with exit code 5."""
+
+    loss_spike_threshold: float | None = Field(default=None, gt=1)
+    """A loss of more than this times the median of the last loss_spike_window losses is a spike, such as 1.5.
+    Unset: no loss is."""
+
+    loss_spike_window: Positive = 32
+    """Steps whose losses say what is usual. Before there are so many, no loss is a spike."""
+
+    loss_spike_policy: Literal["warn", "skip", "rollback", "stop"] = "warn"
+    """If the loss spikes: say so; or what nonfinite_policy has."""
+
+    max_rollbacks: NotNegative = 5
+    """More rollbacks than this in the whole run stop the job with exit code 5."""
 
     load_balance_rate: float | None = Field(default=None, ge=0)
     """How much the bias of each expert changes after a step, for models that balance their experts by one.

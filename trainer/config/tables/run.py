@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.tables.base import Names, NotNegative, Positive, Steps, Table, Text
+from trainer.config.tables.base import Duration, Names, NotNegative, Positive, Steps, Table, Text
 
 
 class Job(Table):
@@ -18,6 +18,14 @@ class Job(Table):
 
     print_args: bool = False
     """Print the whole effective configuration when the run starts. It is always in config.toml."""
+
+    time_limit: Duration | None = None
+    """End in time, the state saved, with exit code 3, before the job has run so long: "2:00:00", "1-12:00:00" or
+    seconds. From measured times of steps and saves; all ranks end after the same step."""
+
+    max_restarts: NotNegative = 0
+    """How often the launcher starts the job again from its last checkpoint after a rank has failed or hung (exit
+    code 4). Under torchrun its --max-restarts does that."""
 
 
 class Profiling(Table):
@@ -128,6 +136,10 @@ class Comm(Table):
 
     train_timeout_seconds: Positive = 100
     """A rank without progress for so long, after its first step, ends the job with exit code 4."""
+
+    check_replicas_every: NotNegative = 0
+    """Steps from one comparison of parameters and optimizer state among the ranks that should hold the same, to the
+    next; if they do not, the job ends with exit code 4 and says which rank has other values, and of what. 0: never."""
 
     trace_buf_size: NotNegative = 20000
     """Entries of the flight recorder of collectives, which is written when a job fails. 0 turns it off."""
