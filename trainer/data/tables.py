@@ -16,7 +16,7 @@ from trainer.data.quiet import quiet_datasets
 from trainer.data.sources import IndexedSource
 from trainer.errors import ConfigurationError
 
-_SUFFIXES = {
+SUFFIXES = {
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"),
     "parquet": (".parquet",),
     "arrow": (".arrow",),
@@ -63,7 +63,7 @@ def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:
 
     Raises ConfigurationError, with file and cause, for a missing or broken file or a missing column.
     """
-    files = matching_files(dataset_path, _SUFFIXES[kind])
+    files = matching_files(dataset_path, SUFFIXES[kind])
     name = f'dataset "{kind}" ({dataset_path})'
     from datasets import load_dataset
 

@@ -111,6 +111,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             return TiktokenTokenizer(file)
 
 
+def tokenizer_files(path: str | Path) -> list[Path]:
+    """The files that `load_tokenizer` reads for that path."""
+    file = _find(Path(path).expanduser())
+    beside = file.parent / "tokenizer_config.json"
+    return [file, beside] if file.suffix == ".json" and beside.is_file() else [file]
+
+
 class _Format(Enum):
     SENTENCEPIECE = "sentencepiece"
     HUGGING_FACE = "Hugging Face"
