@@ -352,6 +352,17 @@ class CheckpointManager:
         return _Opened(found.folder, found.manifest, reader)
 
     def _restore(self, opened: _Opened, state: TrainState) -> int:
+        try:
+            return self._restore_all(opened, state)
+        except FailedOnSomeRank as error:
+            advice = (
+                "; checkpoint.verify = 'full' passes over what is damaged"
+                if self._config.verify != "full"
+                else ""
+            )
+            raise FailedOnSomeRank(f"{opened.folder} cannot be loaded: {error}{advice}") from error
+
+    def _restore_all(self, opened: _Opened, state: TrainState) -> int:
         if opened.manifest.contents is Contents.WEIGHTS:
             restore_weights(opened.reader, state.model_parts, self._ranks)
             return opened.manifest.step

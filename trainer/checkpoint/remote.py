@@ -115,13 +115,14 @@ class RemoteRoot:
         folder.write_whole(MARK, b"")
         self._empty(folder)
         self.system.rm_file(f"{folder.path}/{MARK}")
-        with suppress(OSError, NotImplementedError):  # where folders exist by themselves
-            self.system.rmdir(folder.path)
+        self._remove_folder(name)
 
     def clean_up(self, names: re.Pattern[str]) -> list[str]:
         done = []
         for name in filter(names.fullmatch, self.names()):
             files = self.folder(name).sizes()
+            if not files:
+                self._remove_folder(name)
             if MARK not in files:
                 continue
             if MANIFEST_NAME in files:
@@ -130,6 +131,11 @@ class RemoteRoot:
                 self.remove(name)
                 done.append(name)
         return done
+
+    def _remove_folder(self, name: str) -> None:
+        """An empty one; in a store of objects there is none."""
+        with suppress(OSError, NotImplementedError):
+            self.system.rmdir(f"{self.path}/{name}")
 
     def _empty(self, folder: RemoteFolder) -> None:
         """Remove all files but the mark, the manifest first."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint import folders
-from trainer.checkpoint.agreement import Ranks
+from trainer.checkpoint.agreement import Ranks, describe
 from trainer.checkpoint.filesystem import Root
+from trainer.checkpoint.manifest import InvalidCheckpoint
 from trainer.checkpoint.random_state import restore_random_state
 from trainer.checkpoint.state import (
     TRAIN_KEY,
@@ -25,6 +26,8 @@ from trainer.checkpoint.state import (
 )
 from trainer.checkpoint.storage import CheckpointReader
 from trainer.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 class TensorReader(Protocol):
@@ -69,15 +72,25 @@ def restore_full(
     restore_weights(reader, state.model_parts, ranks)
     if "optimizer" not in exclude:
         ranks.agreed(lambda: _restore_optimizer(reader, state))
-    text = ranks.agreed(lambda: from_bytes(reader.read_bytes("train", TRAIN_KEY)))
-    return ranks.agreed(lambda: restore_train_json(state, text, exclude))
+    return ranks.agreed(
+        lambda: _understood(reader, "train", TRAIN_KEY, lambda text: restore_train_json(state, text, exclude))
+    )
 
 
 def restore_rng(reader: CheckpointReader, ranks: Ranks, device: torch.device) -> None:
     """Set the random generators of each rank to what the rank of the same number had. Collective."""
-    ranks.agreed(
-        lambda: restore_random_state(from_bytes(reader.read_bytes("rng", rng_key(ranks.rank))), device)
-    )
+    key = rng_key(ranks.rank)
+    ranks.agreed(lambda: _understood(reader, "rng", key, lambda text: restore_random_state(text, device)))
+
+
+def _understood(reader: CheckpointReader, section: str, name: str, act: Callable[[str], T]) -> T:
+    """Act on a saved text. Raises InvalidCheckpoint if it is not what was written."""
+    try:
+        return act(from_bytes(reader.read_bytes(section, name)))
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, InvalidCheckpoint):
+            raise
+        raise InvalidCheckpoint(f"{section}.{name} cannot be understood: {describe(error)}") from error
 
 
 def _read_parts(reader: TensorReader, model_parts: Sequence[nn.Module]) -> None:
