@@ -3,8 +3,10 @@
 Started by run_train.sh, torchrun or srun, one process for each rank; alone, it is rank 0 of 1.
 """
 
+import os
 import sys
 
+from trainer.cluster.ranks import rank_variables
 from trainer.config.load import load
 from trainer.config.rules import check_for_training
 from trainer.errors import StagelineError, StoppedOnRequest
@@ -15,6 +17,7 @@ def main(argv: list[str]) -> int:
     """Run this rank's share of the job; returns the exit code."""
     stop = StopRequest.listen()
     try:
+        os.environ.update(rank_variables(os.environ))
         loaded = load(argv)
         # Only now: a wrong configuration is refused before torch is imported.
         from trainer.process import RankIdentity, RankProcess

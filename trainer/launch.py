@@ -1,4 +1,7 @@
-"""The launcher behind `run_train.sh`: checks the configuration, then starts one process for each local rank.
+"""The launcher behind `run_train.sh`: checks the configuration, then starts one process for each rank.
+
+On one machine they are its own children; in a SLURM allocation `srun` starts them on all nodes; as a task of srun
+it becomes a rank itself.
 
 `train.py` runs equally under torchrun or srun. This launcher exists since it starts faster, and since its exit
 code is that of the rank that failed (torchrun's is always 1). It imports no torch, so a wrong configuration is
@@ -19,12 +22,15 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from trainer.config.load import load
+from trainer.cluster.ranks import in_step
+from trainer.cluster.srun import Allocation, run_ranks
+from trainer.config.load import Loaded, load
 from trainer.config.processes import processes_needed
-from trainer.config.rules import check_for_training
+from trainer.config.rules import check_for_planning, check_for_training
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
 from trainer.ports import free_port
-from trainer.stop import SAME_REQUEST, SIGNALS
+from trainer.stop import SIGNALS, Meaning, Requests
+from trainer.time_limit import STARTED
 
 _TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
@@ -35,18 +41,45 @@ _SECONDS_TO_NOTICE = 7.0  # longer, if it was killed, of which the watchdogs mus
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch, wait, and return the exit code of the job."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if in_step(os.environ):  # srun has started this as a rank
+        os.execv(sys.executable, [sys.executable, str(_TRAIN), *arguments])
     try:
-        processes = _processes(arguments)
+        allocation = Allocation.find(os.environ)
+        if allocation is not None:
+            return _run_in(allocation, arguments)
+        loaded = load(arguments)
+        processes = _processes(loaded)
     except StagelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if processes == 1:
+    os.environ.setdefault(STARTED, str(int(time.time())))
+    restarts = loaded.config.job.max_restarts
+    if processes == 1 and not restarts:
         os.execve(sys.executable, [sys.executable, str(_TRAIN), *arguments], _environment(0, 1, free_port()))
-    return _Job.start(arguments, processes).wait()
+    return _run(arguments, processes, restarts)
 
 
-def _processes(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], processes: int, restarts: int) -> int:
+    """The job, and again where a rank failed: what was configured wrong, asked for, or learned wrong stays so."""
+    requests = Requests()
+    for restart in range(restarts + 1):
+        if restart:
+            print(f"stageline: starting again from the last checkpoint, {restart} of {restarts}", file=sys.stderr)
+        code = _Job.start(arguments, processes, requests).wait()
+        if code != ExitCode.RANK_FAILED or requests.first is not None:
+            break
+    return code
+
+
+def _run_in(allocation: Allocation, arguments: Sequence[str]) -> int:
+    """The job on all nodes of a SLURM allocation. What else must be true of the nodes, the ranks check there."""
     loaded = load(arguments)
+    processes = allocation.processes(loaded, os.environ)
+    check_for_planning(loaded, processes * len(allocation.nodes))
+    return run_ranks(allocation, loaded, processes, [sys.executable, str(_TRAIN), *arguments])
+
+
+def _processes(loaded: Loaded) -> int:
     asked = os.environ.get("NGPU")
     if asked is not None and not (asked.isdecimal() and int(asked) > 0):
         raise ConfigurationError(
@@ -80,11 +113,12 @@ class _Job:
 
     processes: list[subprocess.Popen[bytes]]
     first_failure: tuple[int, int] | None = None  # (rank, return code)
-    requests: dict[int, float] = field(default_factory=dict)  # signal number -> when it came first
+    requests: Requests = field(default_factory=Requests)
     given_up: bool = False  # asked for a second time: the ranks were killed
 
     @classmethod
-    def start(cls, arguments: Sequence[str], count: int) -> _Job:
+    def start(cls, arguments: Sequence[str], count: int, requests: Requests) -> _Job:
+        """`requests`: what the launcher has been asked for, also between two attempts."""
         port = free_port()
         command = [sys.executable, str(_TRAIN), *arguments]
         end_with_launcher = partial(_end_with, os.getpid())
@@ -97,19 +131,21 @@ class _Job:
                     preexec_fn=end_with_launcher,
                 )
                 for rank in range(count)
-            ]
+            ],
+            requests=requests,
         )
         for number in SIGNALS:
             signal.signal(number, job._pass_on)
+        if requests.first is not None:
+            job._send(requests.first)
         return job
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """The first signal of a kind is passed on; at the second there is no more waiting."""
-        now = time.monotonic()
-        first = self.requests.setdefault(number, now)
-        if first == now:
+        """The first signal is passed on; at one that means it there is no more waiting."""
+        meaning = self.requests.receive(number, time.monotonic())
+        if meaning is Meaning.STOP:
             self._send(number)
-        elif now - first > SAME_REQUEST:
+        elif meaning is Meaning.AT_ONCE:
             self.given_up = True
             self._send(signal.SIGKILL)
 
@@ -147,7 +183,7 @@ class _Job:
             return ExitCode.DONE
         rank, code = self.first_failure
         if (
-            -code in self.requests
+            self.requests.first is not None and -code in SIGNALS
         ):  # it had not yet come to the point from where a signal means something else
             return ExitCode.STOPPED_ON_REQUEST
         if code < 0:

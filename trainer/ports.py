@@ -21,3 +21,23 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def job_port(job: int, step: int, attempt: int = 0) -> int:
+    """A port that all ranks of a scheduler's job can work out by themselves.
+
+    Steps of a job, and jobs whose numbers are less than 750 apart, have different ones. `attempt`: the next choice
+    if somebody else listens there.
+    """
+    return _CANDIDATES[(16 * job + step % 16 + 7919 * attempt) % len(_CANDIDATES)]
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody on this host listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
