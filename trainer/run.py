@@ -22,7 +22,7 @@ from trainer.config.load import Loaded
 from trainer.config.schema import Config
 from trainer.data.errors import DataExhausted
 from trainer.data.loader import Loader, build_loader
-from trainer.data.sources import open_source
+from trainer.data.sources import TokenizedSource, open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import debug_tokenizer
 from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest, TrainingFailed
@@ -206,7 +206,8 @@ def _loader(
 
 
 def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: RunFolder) -> Tokenizer:
-    """The configured tokenizer, or the one that the first run in this folder trains on its corpus.
+    """The configured tokenizer, or that of the token store, or the one that the first run in this folder trains on its
+    corpus.
 
     Raises ConfigurationError if it has more tokens than the model.
     """
@@ -216,7 +217,10 @@ def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: Run
         if process.rank == 0:
             training = config.training
             source = open_source(training.dataset, training.dataset_path, training.text_column)
-            debug_tokenizer(folder.tokenizer, plan.sizes.vocab_size, source)
+            if isinstance(source, TokenizedSource):
+                source.save_tokenizer(folder.tokenizer)
+            else:
+                debug_tokenizer(folder.tokenizer, plan.sizes.vocab_size, source)
         dist.barrier()
         path = folder.tokenizer
     tokenizer = load_tokenizer(path)

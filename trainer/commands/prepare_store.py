@@ -128,7 +128,8 @@ def _with_line(bad: Bad) -> Bad:
             before = stream.read(begin)
     except OSError:
         return bad
-    return replace(bad, position=f"line {before.count(b'\n') + 1} ({bad.position})")
+    line = before.count(b"\n") + 1
+    return replace(bad, position=f"line {line} ({bad.position})")
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 from trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
 
@@ -91,6 +93,10 @@ class TokenizedSource(ABC):
     @abstractmethod
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """How many tokens each of the documents (m,) has; reads the index only."""
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path) -> None:
+        """Put the tokenizer that made the tokens there. Raises ConfigurationError if it did not come with them."""
 
     @abstractmethod
     def check(self, tokenizer: Tokenizer, add_bos: bool, add_eos: bool) -> None:

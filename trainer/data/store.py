@@ -7,6 +7,7 @@ of a document is read before its tokens are.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,19 @@ import numpy.typing as npt
 
 from trainer.data.errors import SourceFailed
 from trainer.data.sources import TokenizedSource
-from trainer.data.store_format import OFFSET, Metadata, offsets_file, read_metadata, tokens_file
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.store_format import (
+    OFFSET,
+    TOKENIZER,
+    Metadata,
+    offsets_file,
+    read_metadata,
+    tokens_file,
+)
+from trainer.data.tokenizer import BYTE, Tokenizer
 from trainer.errors import ConfigurationError
 
 _CHUNK = 1 << 22
+_LARGEST_TOKENIZER = 1 << 28  # bytes of one of its files
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,21 @@ class TokenStore(TokenizedSource):
                 raise ConfigurationError(
                     f"{self.name} was made with {key} = {str(made).lower()}, data.{key} is {str(wanted).lower()}"
                 )
+
+    def save_tokenizer(self, folder: Path) -> None:
+        held = self.folder / TOKENIZER
+        files = sorted(held.iterdir()) if held.is_dir() else []
+        if not files:
+            named = BYTE if self.metadata.recipe.tokenizer_fingerprint == BYTE else "that of the store"
+            raise ConfigurationError(
+                f"{self.name} brings no tokenizer along; set model.tokenizer_path to {named}"
+            )
+        for file in files:
+            if file.is_symlink() or not file.is_file() or file.stat().st_size > _LARGEST_TOKENIZER:
+                raise ConfigurationError(f"{file}: no file of a tokenizer")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
 
     def damaged_files(self) -> Iterator[Path]:
         """The files whose content is not what it was when the store was made; reads all of it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.config.report import Problem, nearest
 from trainer.config.rules.pipeline import nearest_file
 from trainer.config.schema import Config
-from trainer.data.sources import LOCAL, PYTHON_DOCS
+from trainer.data.sources import LOCAL, MEGATRON, PYTHON_DOCS
 
 _BYTE_TOKENIZER = "byte"
 
@@ -75,6 +75,8 @@ def dataset_path_exists(config: Config, _world_size: int | None) -> Iterator[Pro
         if used.path is None or used.name not in LOCAL or used.name == PYTHON_DOCS:
             continue
         path = str(Path(used.path).expanduser())
+        if used.name == MEGATRON and Path(f"{path}.idx").exists():
+            continue  # its users name both files without their endings
         if not Path(path).exists() and not glob.glob(path, recursive=True):
             what = "no file matches" if glob.has_magic(path) else "there is no such file or folder"
             yield Problem(used.path_keys, what, suggestion=nearest_file(used.path))

@@ -97,11 +97,12 @@ class Training(Table):
     """The training loop and data parallelism."""
 
     dataset: Text = "python_docs"
-    """"python_docs": the text that ships with Python. "text", "jsonl" or "parquet": files at dataset_path.
+    """"python_docs": the text that ships with Python. "text", "jsonl", "parquet" or "arrow": files at dataset_path.
+    "store": tokens that `stageline prepare` made; "megatron": an indexed data set of Megatron-LM.
     Else the name of a Hugging Face data set, such as "allenai/c4", which is streamed."""
 
     dataset_path: Text | None = None
-    """File, folder or pattern (such as "corpus/*.jsonl") of a local data set."""
+    """File, folder or pattern (such as "corpus/*.jsonl") of a local data set; the folder of a token store."""
 
     text_column: Text = "text"
     """Column or field that holds the text."""
