@@ -5,20 +5,24 @@ Imports neither torch nor datasets: a check takes a fraction of a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.config.command_line import CommandLine, parse
+from trainer.config.command_line import UNSET, CommandLine, parse
+from trainer.config.describe import find_field, optional
+from trainer.config.layers import CONFIGS, Files, find_file, read_files
+from trainer.config.layers import shown as _shown
 from trainer.config.legacy import SUBTABLES
-from trainer.config.report import Given, Problem, Values, nearest, raise_for
+from trainer.config.report import Given, Problem, Values, raise_for
 from trainer.config.rules import check, notices
 from trainer.config.schema import Config
-from trainer.config.toml_file import TomlError, read_toml
+from trainer.config.toml_file import TomlError
 from trainer.config.translate import translate
 from trainer.config.validate import validate
 
-CONFIGS = Path(__file__).resolve().parents[2] / "train_configs"
+__all__ = ["CONFIGS", "DEFAULT", "Loaded", "config_to_toml", "load", "read_study_table"]
+
 DEFAULT = "debug.toml"
 
 _FREE_TABLE = "model.override"
@@ -56,11 +60,11 @@ class Loaded:
         return _shown(self.path)
 
 
-def load(argv: Sequence[str]) -> Loaded:
+def load(argv: Sequence[str], chosen: Values | None = None) -> Loaded:
     """The configuration that the arguments name: `--config FILE` (else debug.toml), `--table.key value`, ...
 
     A bare file name that is not in the current folder is looked up in train_configs/. `--help` prints the help
-    and exits.
+    and exits. `chosen`: the values of one run, where the file is a study; they go before those of the file.
 
     Raises ConfigurationError with everything that is wrong, a line for each problem. Rules that concern the
     number of processes are not part of it: `trainer.config.rules`.
@@ -72,13 +76,29 @@ def load(argv: Sequence[str]) -> Loaded:
         print(render_help(), end="")
         raise SystemExit(0)
     path, problems = _find(command_line.config)
-    file: dict[str, Given] = {}
+    files = Files(({},), {})
     if path is not None:
         try:
-            file = read_toml(path, _shown(path), SUBTABLES | {_FREE_TABLE})
+            files = read_files(path, SUBTABLES | {_FREE_TABLE})
         except TomlError as error:
             problems.append(error.problem)
-    return _assemble(path or CONFIGS / DEFAULT, file, command_line, problems)
+    if files.sweep and chosen is None:
+        place = next(iter(files.sweep.values())).source.place
+        problems.append(Problem((), f"is a study of several runs: stageline sweep {path}", place=place))
+    layers = (*files.layers, chosen or {}, command_line.values)
+    return _assemble(path or CONFIGS / DEFAULT, layers, command_line, problems)
+
+
+def read_study_table(argv: Sequence[str]) -> Mapping[str, Given]:
+    """The entries of the table [sweep] by "sweep.table.key", of the file that the arguments name; none if it has none.
+
+    Nothing is raised: what is wrong with the file, `load` says.
+    """
+    path, _ = _find(parse(argv).config)
+    try:
+        return read_files(path, SUBTABLES | {_FREE_TABLE}).sweep if path is not None else {}
+    except TomlError:
+        return {}
 
 
 def config_to_toml(config: Config) -> str:
@@ -89,9 +109,9 @@ def config_to_toml(config: Config) -> str:
 
 
 def _assemble(
-    path: Path, file: dict[str, Given], command_line: CommandLine, problems: list[Problem]
+    path: Path, layers: Sequence[Values], command_line: CommandLine, problems: list[Problem]
 ) -> Loaded:
-    translated = translate(file, _expanded(command_line.values))
+    translated = translate(*map(_expanded, layers))
     validated = validate(translated.values)
     problems += [*command_line.problems, *translated.problems, *validated.problems]
     if problems:
@@ -106,12 +126,14 @@ def _assemble(
 
 
 def _expanded(values: Values) -> dict[str, Given]:
-    """Entries of [model.override] one by one, also if they came as one inline table."""
+    """Entries of [model.override] one by one, also if they came as one inline table; "none" as what it means."""
     expanded: dict[str, Given] = {}
     for key, given in values.items():
         if key == _FREE_TABLE and isinstance(given.value, dict):
             for name, value in given.value.items():
                 expanded[f"{key}.{name}"] = Given(value, given.source)
+        elif given.value == UNSET and (field := find_field(key)) is not None and optional(field):
+            expanded[key] = Given(None, given.source)
         else:
             expanded[key] = given
     return expanded
@@ -120,24 +142,5 @@ def _expanded(values: Values) -> dict[str, Given]:
 def _find(name: str | None) -> tuple[Path | None, list[Problem]]:
     if name is None:
         return CONFIGS / DEFAULT, []
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path, []
-    bare = path.name == name
-    if bare and (CONFIGS / name).is_file():
-        return CONFIGS / name, []
-    folder = CONFIGS if bare else path.parent
-    there = sorted(each.name for each in folder.glob("*.toml")) if folder.is_dir() else []
-    near = nearest(path.name, there, cutoff=0.5)
-    listed = f"{', '.join(there)} in {_shown(folder)}" if there else None
-    what = "is a folder" if path.is_dir() else "there is no such file"
-    suggestion = None if near is None else near if bare else str(path.parent / near)
-    return None, [Problem((), what, listed, suggestion, place=f"command line: --config {name}")]
-
-
-def _shown(path: Path) -> str:
-    """Relative to the current folder where it is inside."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    path, problem = find_file(name, Path())
+    return path, [] if problem is None else [replace(problem, place=f"command line: --config {name}")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainer import __version__
 from trainer.config.describe import literal
+from trainer.config.layers import FORMER_ENTRIES
 from trainer.config.legacy import (
     CONVERTED,
     GOVERNED,
@@ -41,20 +42,51 @@ class Translated:
         return {**self.values, **self.refused}
 
 
-def translate(file: Mapping[str, Given], command_line: Mapping[str, Given]) -> Translated:
-    """Both sources in today's keys; the command line goes before the file, whatever the spelling in either."""
+def translate(*layers: Mapping[str, Given]) -> Translated:
+    """All sources in today's keys; later ones go before earlier ones, whatever the spelling in either."""
     result = Translated()
-    for source in (file, command_line):
+    later = [_meanings(layer) for layer in layers]
+    for index, layer in enumerate(layers):
         names: dict[str, str] = {}
-        for key in source:
+        replaced = set().union(*later[index + 1 :])
+        for key in layer:
             today, _ = _renamed(key, None)
             if today in names:
                 result.problems.append(Problem((today,), f"is given twice, as {names[today]} and as {key}"))
             names[today] = key
-            _translate(key, source[key], result, source)
+            if today not in replaced or _goes_on(layer[key].value, layers[index + 1 :], today):
+                _translate(key, layer[key], result, layer)
     _join_betas(result)
     _count_microbatches(result)
     return result
+
+
+def _meanings(layer: Mapping[str, Given]) -> set[str]:
+    """Today's keys of a source, and those that say the same in other words."""
+    keys = {_renamed(key, None)[0] for key in layer}
+    if "optimizer.betas" in keys:
+        keys |= _BETAS.keys()
+    if keys & {_MICROBATCHES, _MICROBATCH_SIZE}:
+        keys |= {_MICROBATCHES, _MICROBATCH_SIZE}
+    return keys
+
+
+def _goes_on(value: object, later: Sequence[Mapping[str, Given]], today: str) -> bool:
+    """Whether a list is not replaced by a later one but continued."""
+    following = [layer[key].value for layer in later for key in layer if _renamed(key, None)[0] == today]
+    return isinstance(value, list) and all(_has_former(each) for each in following)
+
+
+def _has_former(value: object) -> bool:
+    return isinstance(value, list) and FORMER_ENTRIES in value
+
+
+def _with_former(value: object, former: Given | None) -> object:
+    """A list with the entries of the former one in place of "..."."""
+    if not (isinstance(value, list) and _has_former(value)):
+        return value
+    entries = former.value if former is not None and isinstance(former.value, list) else []
+    return [each for entry in value for each in (entries if entry == FORMER_ENTRIES else [entry])]
 
 
 def _translate(key: str, given: Given, result: Translated, source: Mapping[str, Given]) -> None:
@@ -67,6 +99,7 @@ def _translate(key: str, given: Given, result: Translated, source: Mapping[str, 
         value = VALUES[today][value]
         if today.endswith(".dataset") and value == "python_docs" and f"{today}_path" in source:
             value = "jsonl"  # what torchtitan keeps at that path
+    value = _with_former(value, result.values.get(today))
     if today in GOVERNED:
         return
     if today in UNAVAILABLE:
@@ -76,7 +109,8 @@ def _translate(key: str, given: Given, result: Translated, source: Mapping[str, 
         _refuse(today, given, f"{literal(value)} is known from torchtitan, not available", None, result)
         return
     joined_later = today in _BETAS or today == _MICROBATCH_SIZE
-    if (today != key or value != given.value) and value is not None and not joined_later:
+    other_words = today != key or (value != given.value and not _has_former(given.value))
+    if other_words and value is not None and not joined_later:
         result.notices.append(
             f"{given.source.place}: {_old(given)} is spelled {today} = {literal(value)} today"
         )
