@@ -36,3 +36,9 @@ class TrainingFailed(StagelineError):
     """Training itself went wrong: the loss is not finite beyond what is tolerated."""
 
     exit_code = ExitCode.TRAINING_FAILED
+
+
+class RankMissing(StagelineError):
+    """The ranks did not find each other. Without a message on ranks that have nothing to add to another's."""
+
+    exit_code = ExitCode.RANK_FAILED

@@ -31,8 +31,8 @@ from trainer.ports import is_free, job_port
 from trainer.run_folder import RunFolder
 from trainer.stop import SAME_REQUEST, SIGNALS
 
-FAILED_NODE = "failed_node"
-"""File in the run folder with the name of the node whose rank failed last, for who starts the job again."""
+FAILED_NODE = "STAGELINE_FAILED_NODE"
+"""Names a file that receives the node whose rank failed first, for the batch script that starts the job again."""
 
 _WAIT = 20  # seconds that the other ranks have to end by themselves, once one has ended
 _SIGNALLED = 128  # and the signal's number, in the exit code of a task that was ended by one
@@ -123,8 +123,6 @@ def run_ranks(allocation: Allocation, loaded: Loaded, processes: int, program: S
     """Start the ranks, wait for them, and return the exit code of the job. Raises ConfigurationError without srun."""
     if shutil.which("srun") is None:
         raise ConfigurationError("environment: SLURM_JOB_ID is set, but there is no srun on the PATH")
-    folder = RunFolder.of(loaded).path
-    (folder / FAILED_NODE).unlink(missing_ok=True)
     step = _Step(
         subprocess.Popen(
             allocation.command(processes, program),
@@ -136,7 +134,7 @@ def run_ranks(allocation: Allocation, loaded: Loaded, processes: int, program: S
         signal.signal(number, step.pass_on)
     code = step.wait()
     if code == ExitCode.RANK_FAILED:
-        _name_the_node(folder, allocation, processes)
+        _name_the_node(RunFolder.of(loaded).failure_record, allocation, processes)
     return code
 
 
@@ -179,12 +177,13 @@ class _Step:
         return ExitCode.RANK_FAILED
 
 
-def _name_the_node(folder: Path, allocation: Allocation, processes: int) -> None:
+def _name_the_node(record: Path, allocation: Allocation, processes: int) -> None:
     """Say where the rank was that failed first, if it is known."""
     try:
-        rank = int(json.loads((folder / "failure.json").read_text(encoding="utf-8"))["rank"])
+        rank = int(json.loads(record.read_text(encoding="utf-8"))["rank"])
     except (OSError, ValueError, KeyError):
         return
     node = allocation.nodes[min(rank // processes, len(allocation.nodes) - 1)]
     print(f"stageline: rank {rank} was on {node}", file=sys.stderr)
-    (folder / FAILED_NODE).write_text(node + "\n", encoding="utf-8")
+    if file := os.environ.get(FAILED_NODE):
+        Path(file).write_text(f"{node}\n", encoding="utf-8")

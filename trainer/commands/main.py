@@ -24,6 +24,7 @@ COMMANDS = (
     "generate",
     "evaluate",
     "prepare",
+    "submit",
     "import-hf",
     "import-meta",
     "export-hf",

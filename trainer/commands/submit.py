@@ -1,0 +1,167 @@
+"""Check the plan for a number of nodes, write a SLURM batch script, and submit it.
+
+    stageline submit --config llama_8b.toml --nodes 4 --gpus-per-node 8 --time 2:00:00
+    stageline submit --config debug.toml --nodes 2 --processes-per-node 2 --dry-run
+    stageline submit --config my.toml --nodes 4 --gpus-per-node 8 --partition batch --sbatch=--account=lab
+
+The job goes on through time limits, preemption and failures until the run is done. Keys of the configuration can be
+set as for training. --dry-run shows the batch script and submits nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.cluster.batch_script import ROOT, TEMPLATE, batch_script, options_of, read_template
+from trainer.config.load import Loaded, load
+from trainer.config.processes import degrees_product
+from trainer.config.report import raise_for
+from trainer.config.rules import check_files, check_for_planning
+from trainer.errors import ConfigurationError, ExitCode
+
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}|UNLIMITED", re.IGNORECASE)
+
+
+def run(argv: list[str]) -> int:
+    """Carry out `stageline submit`. Raises ConfigurationError for everything that is wrong."""
+    options, arguments = _parser().parse_known_args(argv)
+    loaded = load(arguments)
+    template = read_template(options.template)
+    processes = _processes(options, template, loaded)
+    _check(loaded, processes * options.nodes)
+    folder = loaded.dump_folder
+    sbatch = _sbatch_options(options, processes, folder, loaded.name)
+    command = [str(ROOT / "run_train.sh"), *arguments]
+    script = batch_script(template, sbatch, command)
+    if options.dry_run:
+        print(f"\n{script}", end="")
+        return ExitCode.DONE
+    path = folder / "job.sbatch"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(script, encoding="utf-8")
+    job = _submit(path, options.submit_with)
+    log = sbatch["output"].replace("%A", job).replace("%j", job)
+    print(f"{'submitted':12}job {job}: {path}")
+    print(f"{'follow':12}squeue --job {job}; tail -F {log}")
+    print(f"{'save, stop':12}scancel {job}    (save and go on later: scancel --signal=USR1 {job})")
+    return ExitCode.DONE
+
+
+def _check(loaded: Loaded, world_size: int) -> None:
+    """The same rules as in the job, and the plan, whose outline is printed. Data and weights must be there now."""
+    from trainer.plan.plan import make_plan
+    from trainer.plan.render import summary
+
+    check_for_planning(loaded, world_size)
+    raise_for(check_files(loaded.config), loaded.given, loaded.shown_path)
+    for subject, text in [
+        *(("note", each) for each in loaded.notices),
+        *summary(make_plan(loaded.config, world_size)),
+    ]:
+        print(f"{subject:12}{text}")
+
+
+def _processes(options: argparse.Namespace, template: str, loaded: Loaded) -> int:
+    """Ranks of each node: as asked for, as the template has it, or what the configured degrees need."""
+    if options.processes_per_node or options.gpus_per_node:
+        return options.processes_per_node or options.gpus_per_node
+    there = options_of(template)
+    for name in ("gpus-per-node", "ntasks-per-node"):
+        number = there.get(name, "").rpartition(":")[2]
+        if number.isdecimal():
+            return int(number)
+    return -(-degrees_product(loaded.config) // options.nodes)
+
+
+def _sbatch_options(options: argparse.Namespace, processes: int, folder: Path, name: str) -> dict[str, str]:
+    chosen = {
+        "job-name": name,
+        "nodes": str(options.nodes),
+        "ntasks-per-node": str(processes),
+        "output": str(folder / ("slurm-%A_%a.out" if options.array else "slurm-%j.out")),
+    }
+    if options.gpus_per_node:
+        chosen["gpus-per-node"] = str(options.gpus_per_node)
+    for key in ("time", "partition", "array"):
+        if getattr(options, key) is not None:
+            chosen[key] = getattr(options, key)
+    for more in options.sbatch:
+        key, _, value = more.removeprefix("--").partition("=")
+        chosen[key] = value
+    return chosen
+
+
+def _submit(path: Path, sbatch: str) -> str:
+    try:
+        done = subprocess.run([sbatch, "--parsable", str(path)], capture_output=True, text=True, timeout=60)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no {sbatch} here; {path} is written, to be submitted where there is"
+        ) from error
+    if done.returncode:
+        raise ConfigurationError(f"{path}: {done.stderr.strip()}")
+    return done.stdout.strip().partition(";")[0]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, and the exit code of a wrong command line."""
+        raise ConfigurationError(f"stageline submit: {message} (see stageline submit --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="stageline submit",
+        usage="%(prog)s [options] [--config FILE] [--table.key value ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job (default: 1)")
+    parser.add_argument(
+        "--gpus-per-node", type=_count, metavar="N", help="accelerators of a node, with a process for each"
+    )
+    parser.add_argument(
+        "--processes-per-node",
+        type=_count,
+        metavar="N",
+        help="processes of a node, where there are no accelerators",
+    )
+    parser.add_argument("--time", type=_time, metavar="H:MM:SS", help="limit after which the job is requeued")
+    parser.add_argument("--partition", metavar="NAME")
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="any other option, e.g. --sbatch=--qos=high",
+    )
+    parser.add_argument(
+        "--template",
+        type=Path,
+        default=TEMPLATE,
+        metavar="FILE",
+        help="a batch script (default: slurm/train.sbatch)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the batch script; submit nothing")
+    parser.set_defaults(array=None, submit_with="sbatch")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+def _time(text: str) -> str:
+    if not _TIME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time as SLURM writes it, e.g. 2:00:00 or 1-12:00:00"
+        )
+    return text
