@@ -48,8 +48,8 @@ def shard_data_parallel(
 
     `mesh` has one dimension (shard) or two (replicate, shard). A pipeline keeps parameters gathered between
     forward and backward (`reshard_after_forward=False`): gathering them again for every microbatch would
-    cost more than it saves. `reshard_always` releases them after every forward and backward nevertheless. With expert parallelism the experts of a layer are sharded over `experts_mesh`, of
-    two dimensions as well.
+    cost more than it saves. `reshard_always` releases them after every forward and backward nevertheless. With
+    expert parallelism the experts of a layer are sharded over `experts_mesh`, of two dimensions as well.
     """
     policy = MixedPrecisionPolicy(param_dtype=precision.parameters, reduce_dtype=precision.reduction)
     pinned = mesh.device_type != "cpu"  # there is no other memory to copy to
@@ -101,6 +101,14 @@ class _ExpertsElsewhere:
         return Shard(max(free, key=lambda dim: (parameter.shape[dim] % ranks == 0, dim)))
 
 
+def _parameter_groups(module: FSDPModule) -> list[Any]:
+    """What FSDP gathers and reduces together of a module; one group in torch before 2.12, or none."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
 class ShardedStage:
     """The collective half of one FSDP2 stage: gather, release, reduce, as the schedule says."""
 
@@ -131,7 +139,7 @@ class ShardedStage:
     def accumulate(self) -> None:
         """Move weight gradients that were computed outside autograd to where FSDP accumulates them."""
         for child in self._fsdp_modules():
-            for group in child._get_fsdp_state()._fsdp_param_groups:
+            for group in _parameter_groups(child):
                 for parameter in group.fsdp_params:
                     parameter.accumulate_unsharded_grad_if_needed()
                     parameter.to_accumulated_grad_if_needed()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.config.reports import rules_broken
+from trainer.config.load import load
+from trainer.config.rules.machine import torch_places_experts
 
 PP = "--experimental.pipeline_parallel_"
 DP = "--training.data_parallel_"
@@ -46,3 +50,12 @@ def test_an_impossible_layout_is_refused_with_the_reason_and_the_nearest_possibl
     (line,) = rules_broken(*arguments.split(), world_size=world_size)
     assert reason in line
     assert nearest in line
+
+
+def test_experts_are_spread_only_by_a_torch_that_places_single_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "experts.toml"
+    path.write_text('[model]\nname = "qwen3_moe"\n[experimental]\nexpert_parallel_degree = 2\n')
+    loaded = load(["--config", str(path)])
+    (problem,) = torch_places_experts(loaded, "2.11.0+cu130")
+    assert "needs torch 2.12 or newer; this is 2.11.0+cu130" in problem.message
+    assert list(torch_places_experts(loaded, "2.12.0")) == []

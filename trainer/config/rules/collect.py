@@ -114,6 +114,7 @@ def check_for_training(loaded: Loaded, world_size: int) -> None:
     problems += attention.attention_kernel_suits_the_device(loaded.config)
     problems += tensor.async_tensor_parallel_has_a_device_for_it(loaded.config)
     problems += [*machine.wandb_is_installed(loaded), *machine.checkpoint_to_load_exists(loaded)]
+    problems += machine.torch_places_experts(loaded)
     raise_for(problems, loaded.given, loaded.shown_path)
 
 

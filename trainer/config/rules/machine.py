@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -67,6 +68,16 @@ def wandb_is_installed(loaded: Loaded) -> Iterator[Problem]:
     """The library is there before hours of training find that it is not."""
     if loaded.config.metrics.enable_wandb and importlib.util.find_spec("wandb") is None:
         yield Problem(("metrics.enable_wandb",), "wandb is not installed: pip install wandb", "false")
+
+
+def torch_places_experts(loaded: Loaded, installed: str | None = None) -> Iterator[Problem]:
+    """FSDP2 places single parameters on a mesh of their own since torch 2.12. `installed` is for tests."""
+    degree = loaded.config.experimental.expert_parallel_degree
+    version = installed or importlib.metadata.version("torch")
+    if degree > 1 and tuple(map(int, version.split(".")[:2])) < (2, 12):
+        yield Problem(
+            ("experimental.expert_parallel_degree",), f"needs torch 2.12 or newer; this is {version}", "1"
+        )
 
 
 def checkpoint_to_load_exists(loaded: Loaded) -> Iterator[Problem]:
