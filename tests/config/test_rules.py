@@ -116,6 +116,8 @@ CASES = [
     (checkpoint.initial_loading_needs_a_path, ["--checkpoint.initial_load_model_only"], ["--checkpoint.initial_load_model_only", "false"], "has no effect without checkpoint.initial_load_path"),
     (checkpoint.export_at_the_end_needs_checkpoints, ["--checkpoint.last_save_in_hf"], ["--checkpoint.last_save_in_hf", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint = true"),
     (checkpoint.exported_model_has_a_form_there, ["--checkpoint.last_save_in_hf"], ["--checkpoint.last_save_in_hf", "--model.norm_type", "layernorm"], "LlamaForCausalLM has rmsnorm only"),
+    (checkpoint.folder_can_be_opened, ["--checkpoint.enable_checkpoint", "--checkpoint.folder", "memory://run"], ["--checkpoint.enable_checkpoint", "--checkpoint.folder", "nowhere://run"], "Protocol not known"),
+    (checkpoint.folder_can_be_opened, ["--checkpoint.enable_checkpoint", "false", "--checkpoint.folder", "nowhere://run"], ["--checkpoint.enable_checkpoint", "--checkpoint.folder", "abfs://x/run"], "nstall"),
     (checkpoint.initial_weights_are_of_the_model, [], ["--checkpoint.initial_load_path", "/nonexistent"], "there is no such folder"),
     (checkpoint.initial_weights_are_of_the_model, ["--checkpoint.initial_load_path", str(Path(__file__).parent)], ["--checkpoint.initial_load_path", str(Path(__file__).parent), "--checkpoint.initial_load_in_hf"], "no Hugging Face folder"),
     (pipeline.schedule_is_known, [f"{PP}schedule", "interleaved_1f1b"], [f"{PP}schedule", "1F2B"], "did you mean 1F1B"),

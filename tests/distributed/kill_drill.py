@@ -161,11 +161,11 @@ def latest_valid(folder: Path) -> int:
 
 def _is_whole(manifest: Path) -> bool:
     files = json.loads(manifest.read_text())["files"]
-    return all(_digest(manifest.parent / entry["name"]) == entry["blake2b"] for entry in files)
+    return all(_digest(manifest.parent / entry["name"]) == entry["sha256"] for entry in files)
 
 
 def _digest(path: Path) -> str | None:
-    return hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest() if path.exists() else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 def contents(folder: Path) -> dict[str, str | None]:

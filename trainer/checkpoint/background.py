@@ -17,17 +17,16 @@ from trainer.checkpoint.state import StateDict
 
 
 class HostCopies:
-    """Copies of tensors in the host's memory; page-locked memory is kept from save to save, since it is dear to get."""
+    """Copies of tensors in the host's memory, which is kept from save to save: to get it takes longer than to copy."""
 
-    def __init__(self, device: torch.device, *, keep: bool) -> None:
-        """`keep`: keep the memory for the next save, page-locked if `device` is one that this helps."""
-        self._keep = keep
-        self._pin = keep and device.type == "cuda"
+    def __init__(self, device: torch.device, *, pinned: bool) -> None:
+        """`pinned`: page-locked memory, if `device` is one that this helps."""
+        self._pin = pinned and device.type == "cuda"
         self._kept: dict[tuple[str, str], Tensor] = {}
         self._device = device
 
     def copy(self, tensors: StateDict) -> tuple[StateDict, Callable[[], None]]:
-        """The copies, and what to call before they are read. Overwrites those of the call before if they are kept."""
+        """The copies, and what to call before they are read. Overwrites those of the call before."""
         copies = {
             section: {name: self._copy((section, name), tensor) for name, tensor in of_section.items()}
             for section, of_section in tensors.items()
@@ -46,8 +45,7 @@ class HostCopies:
         kept = self._kept.get(key)
         if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
             kept = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=self._pin)
-            if self._keep:
-                self._kept[key] = kept
+            self._kept[key] = kept
         return kept.copy_(source, non_blocking=self._pin)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.checkpoint.digest import HashingFile, blake2b
+from trainer.checkpoint.digest import HashingFile, sha256
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LocalFolder:
 
     @contextmanager
     def create(self, name: str) -> Iterator[HashingFile]:
-        with (self.path / name).open("wb") as stream, HashingFile(stream, blake2b()) as file:
+        with (self.path / name).open("wb") as stream, HashingFile(stream, sha256()) as file:
             yield file
             file.finish()
 

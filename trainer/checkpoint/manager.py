@@ -100,7 +100,7 @@ class CheckpointManager:
         self._asynchronous = config.enable_checkpoint and config.async_mode != "disabled"
         if self._asynchronous:
             self._writers = self._ranks.beside()
-            self._copies = HostCopies(device, keep=config.async_mode == "async_with_pinned_mem")
+            self._copies = HostCopies(device, pinned=config.async_mode == "async_with_pinned_mem")
 
     def maybe_save(
         self, step: int, state: TrainState, *, last: bool = False, stop: bool = False

@@ -41,12 +41,12 @@ class FileEntry:
     Attributes:
         name: within the checkpoint's folder; it leads nowhere else.
         size: bytes.
-        blake2b: BLAKE2b digest of 32 bytes, in hexadecimal.
+        sha256: in hexadecimal.
     """
 
     name: str
     size: int
-    blake2b: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Manifest:
 
     def to_json(self) -> str:
         fields = {"format_version": FORMAT_VERSION, **asdict(self)}
-        own = hashlib.blake2b(json.dumps(fields).encode(), digest_size=32).hexdigest()
-        return json.dumps({**fields, "blake2b": own}, indent=1) + "\n"
+        own = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+        return json.dumps({**fields, "sha256": own}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Manifest:
@@ -90,12 +90,12 @@ def _understand(fields: Any) -> Manifest:
     version = fields.pop("format_version")
     if version != FORMAT_VERSION:
         raise InvalidCheckpoint(f"manifest of format version {version}, this program reads {FORMAT_VERSION}")
-    del fields["blake2b"]
+    del fields["sha256"]
     fields["contents"] = Contents(fields["contents"])
     fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
     manifest = Manifest(**fields)
     counts = [manifest.step, manifest.world_size, *(entry.size for entry in manifest.files)]
-    texts = [manifest.layout, *(entry.blake2b for entry in manifest.files)]
+    texts = [manifest.layout, *(entry.sha256 for entry in manifest.files)]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise InvalidCheckpoint(
             "manifest cannot be understood: a step, a size or a number of ranks is no count"
@@ -120,8 +120,8 @@ def describe_files(folder: Path | Folder, names: Iterable[str]) -> tuple[FileEnt
 
 
 def checksum(folder: Path | Folder, name: str) -> str:
-    """The hexadecimal BLAKE2b digest (32 bytes) of a file's contents."""
-    digest = hashlib.blake2b(digest_size=32)
+    """The hexadecimal SHA-256 of a file's contents."""
+    digest = hashlib.sha256()
     with as_folder(folder).open(name) as file:
         while chunk := file.read(2**22):
             digest.update(chunk)
@@ -185,7 +185,7 @@ def checksum_problems(folder: Path | Folder, files: Sequence[FileEntry]) -> tupl
     problems = []
     for entry in files:
         try:
-            damaged = checksum(folder, entry.name) != entry.blake2b
+            damaged = checksum(folder, entry.name) != entry.sha256
         except OSError as error:
             problems.append(f"{entry.name} cannot be read ({error.strerror})")
             continue

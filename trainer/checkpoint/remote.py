@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from trainer.checkpoint.digest import HashingFile, blake2b
+from trainer.checkpoint.digest import HashingFile, sha256
 from trainer.checkpoint.manifest import MANIFEST_NAME
 
 MARK = "unfinished"
@@ -61,7 +61,7 @@ class RemoteFolder:
     @contextmanager
     def create(self, name: str) -> Iterator[HashingFile]:
         self.system.makedirs(self.path, exist_ok=True)
-        with self.system.open(f"{self.path}/{name}", "wb") as stream, HashingFile(stream, blake2b()) as file:
+        with self.system.open(f"{self.path}/{name}", "wb") as stream, HashingFile(stream, sha256()) as file:
             yield file
 
     def write_whole(self, name: str, contents: bytes) -> None:

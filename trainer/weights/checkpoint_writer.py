@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from trainer.checkpoint.digest import HashingFile, blake2b
+from trainer.checkpoint.digest import HashingFile, sha256
 from trainer.checkpoint.manifest import FileEntry
 from trainer.checkpoint.metadata import METADATA_NAME
 from trainer.weights.source import Form, WeightSource
@@ -105,7 +105,7 @@ def _write_file(
 ) -> Finished:
     """Write one file; its notes are begin and length of each block in it."""
     places = []
-    with path.open("wb") as stream, HashingFile(stream, blake2b()) as file:
+    with path.open("wb") as stream, HashingFile(stream, sha256()) as file:
         for block in blocks:
             tensor = source.read(block.name, block.offsets, block.lengths)
             if tensor.untyped_storage().nbytes() != tensor.nbytes:

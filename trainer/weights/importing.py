@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.digest import blake2b
+from trainer.checkpoint.digest import sha256
 from trainer.checkpoint.folders import step_name
 from trainer.checkpoint.manifest import Contents, InvalidCheckpoint, Manifest, describe_files, write_manifest
 from trainer.checkpoint.metadata import METADATA_NAME
@@ -85,7 +85,7 @@ def write_run_folder(
     """
     try:
         origin = {"files": [_identity(path) for path in imported.files], "bytes": file_bytes}
-        staging = Staging(target, origin, blake2b)
+        staging = Staging(target, origin, sha256)
         config = configuration(imported.named)
         step = staging.path / config.checkpoint.folder / step_name(0)
         entries = write_weights(step, imported.source, staging, progress, file_bytes)

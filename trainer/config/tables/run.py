@@ -120,9 +120,9 @@ class Checkpoint(Table):
     """Save the initial parameters as step 0 and end, to start several runs from them."""
 
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Whether training waits while a checkpoint is written, or only while it is copied to the host's memory: memory
-    that is given back afterwards, or that is kept for the next save and, with CUDA, page-locked and copied to without
-    waiting. What the run ends with is always waited for."""
+    """Whether training waits while a checkpoint is written, or only while it is copied to the host's memory, which is
+    kept for the next save; pinned: page-locked, so that with CUDA even the copy is not waited for. What the run ends
+    with always is."""
 
     verify: Literal["full", "sizes"] = "full"
     """What is verified of a checkpoint before it is loaded: every byte against checksums, or the sizes of the files."""
