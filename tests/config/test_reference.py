@@ -88,6 +88,7 @@ def test_a_plan_can_be_made_of_a_shipped_file(name: str) -> None:
     ("arguments", "count"),
     [
         ((), 1),
+        (("--experimental.expert_parallel_degree", "4", "--experimental.context_parallel_degree", "2"), 4),
         (("--experimental.pipeline_parallel_degree", "4"), 4),
         (("--training.data_parallel_shard_degree", "2", "--training.data_parallel_replicate_degree", "3"), 6),
     ],
