@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.filesystem import Folder, Root, open_root
-from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.folders import STEP_NAME, Found, list_checkpoints
 from trainer.checkpoint.local import LocalFolder, LocalRoot
 from trainer.checkpoint.manifest import InvalidCheckpoint, checksum_problems, read_manifest
 from trainer.config.load import load
@@ -49,6 +49,22 @@ def find_trained_model(path: Path) -> TrainedModel:
     return TrainedModel(run_folder, config, LocalFolder(path), step, ())
 
 
+def find_checkpoint(url: str) -> Folder:
+    """The checkpoint that a URL means: a folder of checkpoints (the latest valid one), or one step-N.
+
+    Checksums are verified. Raises ConfigurationError, with the URL and the reason, if there is none.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if not STEP_NAME.fullmatch(name):
+        return _latest_valid(open_root(Path(), url))[0].folder
+    folder = open_root(Path(), parent).folder(name)
+    try:
+        _verified_step(folder)
+    except InvalidCheckpoint as error:
+        raise ConfigurationError(f"{url} is not a valid checkpoint: {error}") from error
+    return folder
+
+
 def _run_folder(path: Path) -> Path:
     for folder in (path, *path.parents[:3]):
         if (folder / CONFIG_NAME).is_file():
@@ -59,14 +75,20 @@ def _run_folder(path: Path) -> Path:
 
 
 def _latest(run_folder: Path, config: Config, root: Root) -> TrainedModel:
+    found, passed_over = _latest_valid(root)
+    return TrainedModel(run_folder, config, found.folder, found.step, passed_over)
+
+
+def _latest_valid(root: Root) -> tuple[Found, tuple[str, ...]]:
+    """And a sentence for each later one that is not valid. Raises ConfigurationError if there is none."""
     passed_over: list[str] = []
     for found in list_checkpoints(root):
         try:
-            step = _verified_step(found.folder)
+            _verified_step(found.folder)
         except InvalidCheckpoint as error:
             passed_over.append(f"{found.folder} is not valid: {error}")
             continue
-        return TrainedModel(run_folder, config, found.folder, step, tuple(passed_over))
+        return found, tuple(passed_over)
     raise ConfigurationError("; ".join([f"{root} holds no valid checkpoint", *passed_over]))
 
 

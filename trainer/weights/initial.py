@@ -9,12 +9,12 @@ from typing import Any
 from models.family import Family
 from models.registry import family
 from trainer.checkpoint.agreement import Ranks
-from trainer.checkpoint.filesystem import Folder
+from trainer.checkpoint.filesystem import Folder, is_url
 from trainer.checkpoint.manifest import Contents, InvalidCheckpoint, read_manifest
 from trainer.checkpoint.restore import restore_full, restore_weights
 from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.storage import CheckpointReader
-from trainer.checkpoint.weights import find_trained_model
+from trainer.checkpoint.weights import find_checkpoint, find_trained_model
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
 from trainer.weights.folder import is_hugging_face_folder, read_config
@@ -51,7 +51,7 @@ def load_initial(
         say(f"weights of {path}{_notice(path, sizes, of)}")
         return 0
     # One rank verifies the checksums, for all.
-    step_folder = ranks.on_first(lambda: find_trained_model(path).step_folder)
+    step_folder = ranks.on_first(lambda: _find(table.initial_load_path or "", path))
     reader = ranks.agreed(lambda: _open(step_folder))
     if table.initial_load_model_only:
         restore_weights(reader, state.model_parts, ranks)
@@ -63,6 +63,10 @@ def load_initial(
         )
     say(f"going on from {step_folder}")
     return restore_full(reader, state, ranks, table.exclude_from_loading)
+
+
+def _find(given: str, path: Path) -> Folder:
+    return find_checkpoint(given) if is_url(given) else find_trained_model(path).step_folder
 
 
 def _open(step_folder: Folder) -> CheckpointReader:

@@ -77,12 +77,7 @@ def folder_can_be_opened(config: Config, _world_size: int | None) -> Iterator[Pr
     """A URL for the checkpoints is of a kind that fsspec knows here; whether anything answers is found later."""
     checkpoint = config.checkpoint
     if checkpoint.enable_checkpoint and is_url(checkpoint.folder):
-        try:
-            open_root(Path(), checkpoint.folder)
-        except ConfigurationError as error:
-            yield Problem(
-                ("checkpoint.folder",), str(error), "a path, or a URL of a file system that is installed"
-            )
+        yield from _opens("checkpoint.folder", checkpoint.folder)
 
 
 def initial_weights_are_of_the_model(config: Config, _world_size: int | None) -> Iterator[Problem]:
@@ -91,13 +86,22 @@ def initial_weights_are_of_the_model(config: Config, _world_size: int | None) ->
     if name is None:
         return
     path = Path(name).expanduser()
-    if not path.is_dir():
+    if is_url(name):
+        yield from _opens(_PATH, name)
+    elif not path.is_dir():
         yield Problem((_PATH,), "there is no such folder")
     elif is_hugging_face_folder(path):
         yield from _of_a_hugging_face_folder(config, path, sizes)
     elif config.checkpoint.initial_load_in_hf:
         message = "holds no config.json, so it is no Hugging Face folder"
         yield Problem((_PATH, "checkpoint.initial_load_in_hf"), message)
+
+
+def _opens(key: str, url: str) -> Iterator[Problem]:
+    try:
+        open_root(Path(), url)
+    except ConfigurationError as error:
+        yield Problem((key,), str(error), "a path, or a URL of a file system that is installed")
 
 
 def _of_a_hugging_face_folder(config: Config, path: Path, sizes: Sizes | None) -> Iterator[Problem]:
