@@ -109,6 +109,30 @@ def test_a_second_signal_ends_ranks_that_do_not_listen_at_once(tmp_path: Path) -
         assert not job.members()
 
 
+def attempts(folder: Path) -> int:
+    return (folder / "there-0").read_text().count("there") if (folder / "there-0").exists() else 0
+
+
+@pytest.mark.parametrize(("code", "expected"), [(4, 3), (5, 1), (3, 1), (2, 1), (0, 1)])
+def test_a_job_whose_rank_failed_is_started_again_so_often_and_no_other_is(
+    tmp_path: Path, code: int, expected: int
+) -> None:
+    command = start(tmp_path, f"sys.exit({code})", "")
+    command[2] = command[2].replace("main([])", "main(['--job.max_restarts', '2'])")
+    with launched([], command, NGPU="2") as job:
+        ended, _, err = job.end(30)
+    assert (ended, attempts(tmp_path)) == (code, expected), err
+    assert err.count("starting again from the last checkpoint") == expected - 1
+
+
+def test_a_single_process_is_started_again_too(tmp_path: Path) -> None:
+    command = start(tmp_path, WAIT, "os.kill(os.getpid(), signal.SIGKILL)")
+    command[2] = command[2].replace("main([])", "main(['--job.max_restarts', '1'])")
+    with launched([], command, NGPU="1") as job:
+        code, _, err = job.end(30)
+    assert (code, attempts(tmp_path)) == (4, 2), err
+
+
 def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None:
     with launched([], start(tmp_path, handler="signal.SIG_IGN"), NGPU="4") as job:
         wait_for_ranks(job, tmp_path, 4)

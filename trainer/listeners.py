@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from parallelisms.pipeline.timeline import TimelineRecorder
 from trainer.build import Pipeline
 from trainer.checkpoint.manager import CheckpointManager
@@ -17,6 +19,7 @@ from trainer.loop import StepResult
 from trainer.plan.plan import Plan, ValidationPlan
 from trainer.process import RankProcess
 from trainer.progress import Progress
+from trainer.replicas import check_replicas
 from trainer.time_limit import TimeLimit
 from trainer.timeline import write_timeline
 from trainer.validation import validation_loss
@@ -93,6 +96,25 @@ class Validation:
                 progress=self._process.progress,
             )
             self._reporter.validated(result.step, loss)
+
+
+class Replicas:
+    """Compares what should be the same on several ranks, before it is saved."""
+
+    def __init__(
+        self, every: int, pipeline: Pipeline, optimizer: torch.optim.Optimizer, process: RankProcess
+    ) -> None:
+        self._every = every
+        self._pipeline = pipeline
+        self._optimizer = optimizer
+        self._process = process
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, result: StepResult) -> None:
+        if self._every and result.step % self._every == 0:
+            self._process.progress.phase("comparing replicas", collective=True)
+            check_replicas(self._pipeline.parts, self._optimizer, self._pipeline.tied, self._process.device)
 
 
 class Timelines:

@@ -124,6 +124,10 @@ class RankProcess:
         # A restart under torchrun finds the keys of the attempt before in the same store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = TCPStore(host, port, None if hosted_elsewhere else self.world_size, serve, timeout)
+        if hosted_elsewhere:
+            # Where nodes come or go, torchrun starts the job again without counting that as a restart.
+            joined = store.add(f"stageline/joined/{attempt}/{self.world_size}", 1) - 1
+            attempt = f"{attempt}.{self.world_size}.{joined // self.world_size}"
         prefixed = PrefixStore(f"stageline/{attempt}", store)
         flight_recorder.enable(self._comm.trace_buf_size)
         backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"

@@ -26,7 +26,7 @@ from trainer.data.sources import TokenizedSource, open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import debug_tokenizer
 from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest, TrainingFailed
-from trainer.listeners import Checkpoints, Timelines, Validation
+from trainer.listeners import Checkpoints, Replicas, Timelines, Validation
 from trainer.loop import Listener, Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
 from trainer.plan.plan import Plan
@@ -89,6 +89,7 @@ class Run:
         )
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
         self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
+        self._replicas = Replicas(config.comm.check_replicas_every, self._pipeline, optimizer, process)
         self._validation = self._build_validation(plan, tokenizer)
         self._completed = True
 
@@ -118,7 +119,7 @@ class Run:
             listeners.append(self._validation)
         self._process.stop.note_only()
         try:
-            self._completed = self._loop.run([*listeners, self._saving])
+            self._completed = self._loop.run([*listeners, self._replicas, self._saving])
         except DataExhausted as end:
             if self._loop.step == 0:
                 raise

@@ -81,6 +81,8 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        # The first sign of life at once: a rank that never gave one is not missed.
+        self._publish(0)
         self._thread.start()
 
     def stop(self) -> None:
@@ -149,10 +151,15 @@ class Watchdog:
                 self._claim(Failure(self._rank, self._rank, reason, self._progress.status.sentence(), stack))
                 self._end(self._failure())
 
-    def _look(self, beats: int) -> None:
+    def _publish(self, beats: int) -> tuple[Status, float]:
+        """Tell the other ranks what this one does, and for how many seconds."""
         status = self._progress.status
         age = time.monotonic() - status.since
         self._store.set(f"status/{self._rank}", json.dumps({"beat": beats, "age": age, **status.as_dict()}))
+        return status, age
+
+    def _look(self, beats: int) -> None:
+        status, age = self._publish(beats)
         if self._store.check(["failure"]):
             self._end(self._failure())
         limit = self._limits.start_up if status.patient else self._limits.training

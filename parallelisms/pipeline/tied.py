@@ -53,6 +53,11 @@ class TiedEmbedding:
         """The last stage's, if it is here: what is counted over the whole model leaves it out."""
         return _matrix(self._modules[-1]) if self._has_copy else None
 
+    @property
+    def matrices(self) -> list[nn.Parameter]:
+        """The copies that this rank has."""
+        return [_matrix(module) for module in self._modules]
+
     def sum_gradients(self) -> None:
         """Give both copies the sum of their gradients, which are complete and reduced within their stage."""
         gradients = [_gradient(module) for module in self._modules]
