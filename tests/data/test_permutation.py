@@ -28,6 +28,13 @@ def test_first_elements_are_spread_over_the_whole_range() -> None:
     assert all(abs(firsts.count(i) - expected) < 5 * (expected * 0.9) ** 0.5 for i in range(count))
 
 
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 5000), seed=st.integers(0, 2**40), share=st.floats(0, 1))
+def test_walking_is_the_same_as_asking_for_each(count: int, seed: int, share: float) -> None:
+    order, begin = Permutation(count, seed), int(share * count)
+    assert list(order.walk(begin)) == [order[i] for i in range(begin, count)]
+
+
 def test_a_trillion_documents_need_no_table() -> None:
     assert 0 <= Permutation(10**12, 0, 0)[10**12 - 1] < 10**12
 

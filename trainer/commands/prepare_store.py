@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trainer.data.corpora import open_corpus
 from trainer.data.corpus import Bad, Fault
-from trainer.data.preparation import OnError, Preparation, Prepared, Sofar, prepare
+from trainer.data.preparation import BadDocument, OnError, Preparation, Prepared, Sofar, prepare
 from trainer.data.store_format import BAD_DOCUMENTS
 from trainer.errors import ExitCode
 
@@ -45,6 +45,8 @@ def prepare_store(arguments: argparse.Namespace) -> int:
     try:
         with _terminated_like_interrupted(), display:
             prepared = prepare(wanted, display.show)
+    except BadDocument as error:
+        raise BadDocument(_with_line(error.bad)) from error
     except KeyboardInterrupt:
         print("stageline prepare: stopped on request; the same command goes on from here", file=sys.stderr)
         return ExitCode.STOPPED_ON_REQUEST

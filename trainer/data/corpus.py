@@ -221,7 +221,7 @@ class Rows(Unit):
     def _parquet(self) -> Iterator[pa.RecordBatch]:
         from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(self.path) as file:
+        with ParquetFile(self.path, page_checksum_verification=True) as file:
             columns = [self.column] if self.column in file.schema_arrow.names else None
             yield from file.iter_batches(1024, row_groups=[self.number], columns=columns, use_threads=False)
 

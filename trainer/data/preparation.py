@@ -31,6 +31,10 @@ class BadDocument(StagelineError):
 
     exit_code = ExitCode.WRONG_CONFIGURATION
 
+    def __init__(self, bad: Bad) -> None:
+        super().__init__(str(bad))
+        self.bad = bad
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -95,7 +99,7 @@ def prepare(wanted: Preparation, report: Callable[[Sofar], None] = lambda _: Non
         try:
             for encoded in encode_units(units, encoding, wanted.workers):
                 if encoded.bad and wanted.on_error is OnError.STOP:
-                    raise BadDocument(str(encoded.bad[0]))
+                    raise BadDocument(encoded.bad[0])
                 store.add(encoded)
                 report(Sofar(encoded.size, store.documents, store.tokens, encoded.bad))
         except (BadDocument, KeyboardInterrupt):

@@ -156,9 +156,9 @@ def open_store(dataset_path: str) -> TokenStore:
     return TokenStore(Path(dataset_path).expanduser())
 
 
-def file_digest(file: Path, size: int | None = None) -> hashlib.blake2b:
+def file_digest(file: Path, size: int | None = None) -> hashlib._Hash:
     """The digest of a file's content, or of its first `size` bytes, to which more may be added."""
-    digest = hashlib.blake2b(digest_size=32)
+    digest = hashlib.sha256()
     left = file.stat().st_size if size is None else size
     with file.open("rb", buffering=0) as stream:
         while left and (chunk := stream.read(min(left, _CHUNK))):

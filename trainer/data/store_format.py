@@ -38,7 +38,7 @@ class _Checked(BaseModel):
 
 
 class Shard(_Checked):
-    """One pair of files; the digests are BLAKE2b, 32 bytes, of their content."""
+    """One pair of files; the digests are SHA-256 of their content."""
 
     documents: Annotated[Count, Field(ge=1)]
     tokens: Count

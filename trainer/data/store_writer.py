@@ -8,7 +8,6 @@ to that; what comes after is written again.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -238,7 +237,7 @@ class StoreWriter:
         self._tokens_digest = file_digest(tokens_file(self._folder, number), size)
         size = (at.open_documents + 1) * OFFSET.itemsize if at.open_documents else 0
         self._offsets = self._open(offsets_file(self._folder, number), size)
-        self._offsets_digest: hashlib.blake2b = file_digest(offsets_file(self._folder, number), size)
+        self._offsets_digest = file_digest(offsets_file(self._folder, number), size)
         if not size:
             zero = bytes(OFFSET.itemsize)
             self._offsets.write(zero)

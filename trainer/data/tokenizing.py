@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.data.corpus import Bad, Unit
-from trainer.data.stream import ENCODED_AHEAD
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.errors import StagelineError
 
 _AHEAD_PER_WORKER = 2
+_ENCODED_TOGETHER = 64_000  # characters: enough to save the cost of each call of the library
 _PRELOADED = ["__main__", "trainer.data.tokenizing", "trainer.data.tokenizer_formats"]
 
 
@@ -69,7 +69,7 @@ class Encoder:
             if document.counts:
                 texts.append(document.text)
                 held += len(document.text)
-            if held >= ENCODED_AHEAD:
+            if held >= _ENCODED_TOGETHER:
                 self._encode(texts, tokens, lengths)
                 texts, held = [], 0
         self._encode(texts, tokens, lengths)
