@@ -27,6 +27,7 @@ from trainer.cluster.srun import Allocation, run_ranks
 from trainer.config.load import Loaded, load
 from trainer.config.processes import processes_needed
 from trainer.config.rules import check_for_planning, check_for_training
+from trainer.config.study import is_study
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
 from trainer.ports import free_port
 from trainer.stop import SIGNALS, Meaning, Requests
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if in_step(os.environ):  # srun has started this as a rank
         os.execv(sys.executable, [sys.executable, str(_TRAIN), *arguments])
     try:
+        if is_study(arguments):
+            from trainer.commands.sweep import run as run_study
+
+            return run_study(arguments)
         allocation = Allocation.find(os.environ)
         if allocation is not None:
             return _run_in(allocation, arguments)

@@ -21,6 +21,8 @@ COMMANDS = (
     "check",
     "timeline",
     "report",
+    "status",
+    "sweep",
     "generate",
     "evaluate",
     "prepare",
