@@ -34,6 +34,7 @@ from trainer.process import RankProcess
 from trainer.profiling import Profiler
 from trainer.reporting import Reporter
 from trainer.run_folder import RunFolder
+from trainer.run_state import Phase
 from trainer.time_limit import TimeLimit
 from trainer.weights.exporting import export_trained
 from trainer.weights.initial import load_initial
@@ -135,6 +136,8 @@ class Run:
         self._profiler.close()
         self._loader.close()
         step = self._loop.step
+        if self._process.rank == 0:
+            self._folder.ended(Phase.FINISHED if self._completed else Phase.STOPPED, step)
         latest = self._checkpoints.latest
         folder = None if latest is None else latest.folder
         if self._completed:
