@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigurationError
+from trainer.secrets import redact
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -41,7 +42,7 @@ def set_up_logging(folder: Path, rank: int) -> None:
     """
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    line = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s")
+    line = _WithoutSecrets(f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     handlers: list[logging.Handler] = [logging.FileHandler(logs / f"rank_{rank}.log", encoding="utf-8")]
     if rank in shown_ranks():
         handlers.append(_StandardError())
@@ -70,6 +71,7 @@ class Console:
         """One line of text."""
         if self._silent:
             return
+        line = redact(line)
         _said.info(line)
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -115,6 +117,13 @@ class Console:
     def live(self) -> bool:
         """Whether a live line is shown, so that steps need no line of their own."""
         return self._progress is not None
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Of messages, and of the tracebacks with them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 class _StandardError(logging.Handler):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import __version__
+from trainer.secrets import redact
 
 
 def describe_environment(world_size: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def describe_environment(world_size: int) -> dict[str, Any]:
 
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": redact(shlex.join(sys.argv)),
         "stageline": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

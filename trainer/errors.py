@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from trainer.secrets import redact
+
 
 class ExitCode(IntEnum):
     """What a process of Stageline returns to its shell."""
@@ -15,9 +17,12 @@ class ExitCode(IntEnum):
 
 
 class StagelineError(Exception):
-    """An error with a message for the user; printed without a traceback."""
+    """An error with a message for the user; printed without a traceback, and without secrets."""
 
     exit_code: ExitCode = ExitCode.OTHER
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigurationError(StagelineError):

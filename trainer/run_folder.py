@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.load import Loaded, config_to_toml
 from trainer.environment import describe_environment
+from trainer.secrets import redact
 from trainer.run_state import Phase, RunState, read_state, write_state
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class RunFolder:
         """Write the effective configuration, the plan, and the environment of this start. On one rank only."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_state(self.path, RunState.begin())
-        (self.path / "config.toml").write_text(config_to_toml(loaded.config), encoding="utf-8")
+        (self.path / "config.toml").write_text(redact(config_to_toml(loaded.config)), encoding="utf-8")
         (self.path / "plan.json").write_text(json.dumps(plan.sections(), indent=1) + "\n", encoding="utf-8")
         environment = describe_environment(plan.layout.world_size)
         (self.path / "environment.json").write_text(

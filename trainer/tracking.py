@@ -13,6 +13,7 @@ from typing import Protocol
 
 from trainer.config.schema import Config
 from trainer.errors import ConfigurationError
+from trainer.secrets import redact_all
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class _WeightsAndBiases:
                 id=self._record.id,
                 resume="allow",
                 dir=str(folder),
-                config=config.model_dump(mode="json"),
+                config=redact_all(config.model_dump(mode="json")),
             )
         except wandb.Error as error:
             raise ConfigurationError(

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store
 from trainer import flight_recorder
 from trainer.errors import ExitCode, StagelineError
 from trainer.progress import Progress, Status
+from trainer.secrets import redact, redact_all
 
 logger = logging.getLogger(__name__)
 
@@ -272,11 +273,11 @@ class Watchdog:
             _call_bounded(lambda: self._write_record(failure))
         for call in self.before_last_words:
             _call_bounded(call)
-        print(failure.text(), file=sys.stderr, flush=True)
+        print(redact(failure.text()), file=sys.stderr, flush=True)
 
     def _write_record(self, failure: Failure) -> None:
         self._record.parent.mkdir(parents=True, exist_ok=True)
-        self._record.write_text(json.dumps(asdict(failure), indent=1) + "\n")
+        self._record.write_text(json.dumps(redact_all(asdict(failure)), indent=1) + "\n")
 
     def _write_flight_recorder(self, failure: Failure) -> None:
         if failure.exit_code == ExitCode.RANK_FAILED:

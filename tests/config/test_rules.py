@@ -109,6 +109,8 @@ CASES = [
     (training.seed_checkpoint_needs_checkpoints, ["--checkpoint.create_seed_checkpoint"], ["--checkpoint.create_seed_checkpoint", "--checkpoint.enable_checkpoint", "false"], "no effect"),
     (training.export_dtype_needs_model_weights_only, ["--checkpoint.export_dtype", "float16", "--checkpoint.model_weights_only"], ["--checkpoint.export_dtype", "float16"], "applies only where"),
     (training.export_dtype_needs_model_weights_only, ["--checkpoint.export_dtype", "bfloat16", "--checkpoint.last_save_in_hf"], ["--checkpoint.export_dtype", "bfloat16"], "applies only where"),
+    (training.files_stay_in_the_run_folder, ["--checkpoint.folder", "/scratch/run"], ["--checkpoint.folder", "../x"], "leads out of the run's folder"),
+    (training.files_stay_in_the_run_folder, ["--metrics.save_tb_folder", "a/b"], ["--metrics.save_tb_folder", "/tmp/tb"], "did you mean tb?"),
     (training.rollback_needs_checkpoints, ["--training.nonfinite_policy", "rollback"], ["--training.nonfinite_policy", "rollback", "--checkpoint.enable_checkpoint", "false"], "checkpoint.enable_checkpoint is false"),
     (training.spike_policy_needs_a_threshold, ["--training.loss_spike_policy", "skip", "--training.loss_spike_threshold", "2.0"], ["--training.loss_spike_policy", "skip"], "no effect without training.loss_spike_threshold"),
     (checkpoint.excluded_parts_are_known, ["--checkpoint.exclude_from_loading", "optimizer,dataloader"], ["--checkpoint.exclude_from_loading", "optimiser"], "did you mean optimizer"),

@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     training.load_step_needs_checkpoints,
     training.seed_checkpoint_needs_checkpoints,
     training.export_dtype_needs_model_weights_only,
+    training.files_stay_in_the_run_folder,
     training.rollback_needs_checkpoints,
     training.spike_policy_needs_a_threshold,
     checkpoint.excluded_parts_are_known,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from parallelisms.pipeline.errors import UnknownScheduleError
 from parallelisms.pipeline.schedules import catalogue
@@ -202,6 +203,20 @@ def rollback_needs_checkpoints(config: Config, _world_size: int | None) -> Itera
                 suggestion="checkpoint.enable_checkpoint = true",
                 value="rollback",
             )
+
+
+def files_stay_in_the_run_folder(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """What is named as a folder of the run lies in it. Checkpoints may lie elsewhere, by a full path or a URL."""
+    inside = (
+        ("profiling.save_traces_folder", config.profiling.save_traces_folder),
+        ("profiling.save_memory_snapshot_folder", config.profiling.save_memory_snapshot_folder),
+        ("metrics.save_tb_folder", config.metrics.save_tb_folder),
+        ("checkpoint.folder", config.checkpoint.folder),
+    )
+    for key, name in inside:
+        path = PurePath(name)
+        if ".." in path.parts or (path.is_absolute() and key != "checkpoint.folder"):
+            yield Problem((key,), "leads out of the run's folder", "a path within it", path.name, name)
 
 
 def spike_policy_needs_a_threshold(config: Config, _world_size: int | None) -> Iterator[Problem]:
