@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any
 
 HIDDEN = "***"
 
@@ -31,8 +31,6 @@ _PATTERNS = (
     ),
 )
 
-T = TypeVar("T")
-
 
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """The text with *** in the places of secrets."""
@@ -43,14 +41,14 @@ def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
     return text
 
 
-def redact_all(value: T, environment: Mapping[str, str] = os.environ) -> T:
+def redact_all(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
     """The same for every text in plain data, such as a configuration's."""
     if isinstance(value, str):
-        return redact(value, environment)  # type: ignore[return-value]
+        return redact(value, environment)
     if isinstance(value, Mapping):
-        return {key: redact_all(item, environment) for key, item in value.items()}  # type: ignore[return-value]
+        return {key: redact_all(item, environment) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(redact_all(item, environment) for item in value)  # type: ignore[call-arg]
+        return type(value)(redact_all(item, environment) for item in value)
     return value
 
 

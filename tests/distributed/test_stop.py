@@ -17,6 +17,7 @@ from tests.distributed.ranks import run_ranks
 from trainer.checkpoint import manager
 from trainer.errors import ExitCode
 from trainer.loop import Loop, StepResult
+from trainer.ports import free_port
 from trainer.run import Run
 from trainer.stop import SAME_REQUEST, Meaning, Requests, StopRequest
 from trainer.time_limit import STARTED, TimeLimit
@@ -222,3 +223,27 @@ def helper_process(_rank: int) -> tuple[int, bool]:
 
 def test_a_forked_helper_is_ended_by_a_signal_and_the_run_is_not() -> None:
     assert run_ranks(helper_process, 1, process_group=False) == [(-signal.SIGTERM, False)]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_started_again_in_the_store_of_a_launcher_finds_nothing_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """Elastic torchrun: where a node comes or goes, the store stays, and the count of restarts too."""
+    port = free_port()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+    def before(_rank: int) -> None:
+        os.environ.update(
+            TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0", MASTER_PORT=str(port)
+        )
+
+    def stopped(rank: int) -> None:
+        before(rank)
+        in_step(2, 0, signal.SIGTERM)(rank)
+
+    batch = "--training.global_batch_size 8 --training.batch_size 2"
+    assert Forked.start(tiny(tmp_path, batch), 2, stopped).wait() == [STOPPED] * 2
+    assert "resumed     after step 2" in run(tiny(tmp_path, batch, steps=6), 4, before)
+    assert "resumed     after step 6" in run(tiny(tmp_path, batch, steps=7), 2, before)
+    del store
