@@ -105,7 +105,7 @@ def test_a_file_of_torchtitan_0_2_loads_with_one_notice_for_each_old_spelling(tm
     assert (
         f"{path}:31: training.local_batch_size = 8 is spelled training.batch_size = 8 today" in loaded.notices
     )
-    assert len(loaded.notices) == len(set(loaded.notices)) == 24
+    assert len(loaded.notices) == len(set(loaded.notices)) == 25
 
 
 def test_a_file_of_january_2025_needs_no_notice(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ enable_float8_linear = false
         ("--model.converters [\"mx\"]", "a list is no boolean"),
         ("--checkpoint.load_only", "known from torchtitan"),
         ("--lr_scheduler.total_steps 30", "allowed: leaving it out"),
-        ("--training.dataloader.num_workers 8", "allowed: 0"),
+        ("--validation.dataloader.num_workers 8", "allowed: 0"),
         ("--activation_checkpoint.visualize_memory_budget_pareto", "allowed: false"),
-        ("--validation.steps -1", "-1 is known from torchtitan"),
+        ("--parallelism.context_parallel_load_balancer ptrr", '"ptrr" is known from torchtitan'),
         ("--float8.emulat true", "unknown key"),
         ("--parallelism.pipeline_parallel_degre 2", "unknown table [parallelism]; did you mean experimental.pipeline_parallel_degree?"),
         ("--experimental.pipeline_parallel_microbatch_size 0", "is no size of a microbatch"),
@@ -184,6 +184,7 @@ def test_functions_that_are_not_here_and_slips_in_old_spellings_are_refused_by_n
 @pytest.mark.parametrize(
     ("arguments", "key", "value"),
     [
+        ("--training.dataloader.num_workers 8", "data.workers", 8),
         ("--metrics.save_for_all_ranks", "metrics.rank_0_only", False),
         ("--training.dataset c4", "training.dataset", "allenai/c4:en"),
         ("--training.dataset c4_test --training.dataset_path tests", "training.dataset", "jsonl"),

@@ -11,7 +11,7 @@ The canonical keys are those of January 2025, so files of that time need nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -66,6 +66,7 @@ RENAMED = MappingProxyType(
         "checkpoint.last_save_model_only": "checkpoint.model_weights_only",
         "checkpoint.last_save_model_weights_only": "checkpoint.model_weights_only",
         "checkpoint.initial_load_model_weights_only": "checkpoint.initial_load_model_only",
+        "training.dataloader.num_workers": "data.workers",
         "validation.local_batch_size": "validation.batch_size",
         "debug.seed": "training.seed",
         "debug.deterministic": "training.deterministic",
@@ -134,7 +135,6 @@ CONVERTED = MappingProxyType(
 VALUES = MappingProxyType(
     {
         "model.name": {"llama": "llama3"},
-        "model.flavor": {"debugmodel": "debug"},
         "model.norm_type": {"fused_rmsnorm": "rmsnorm"},
         "training.dataset": {
             "c4": "allenai/c4:en",
@@ -176,16 +176,7 @@ UNAVAILABLE = MappingProxyType(
         "training.fp8_linear": ("",),
         "training.gc_debug": (False,),
         "training.dtype": ("float32",),
-        **{
-            f"{table}.dataloader.{key}": neutral
-            for table in ("training", "validation")
-            for key, neutral in (
-                ("num_workers", (0,)),
-                ("persistent_workers", (False,)),
-                ("pin_memory", (False,)),
-                ("prefetch_factor", ()),
-            )
-        },
+        "validation.dataloader.num_workers": (0,),
         "debug.deterministic_warn_only": (False,),
         "experimental.expert_tensor_parallel_degree": (1,),
         "experimental.enable_compiled_autograd": (False,),
@@ -221,7 +212,6 @@ UNAVAILABLE = MappingProxyType(
 UNAVAILABLE_VALUES = MappingProxyType(
     {
         "experimental.context_parallel_load_balancer": ("ptrr",),  # for FlexAttention
-        "validation.steps": (-1,),
     }
 )
 """Values of keys that Stageline has, for functions that it does not have."""
@@ -248,9 +238,69 @@ GOVERNED = frozenset(
         "mx.use_fp8_dim1_cast_triton_kernel",
         "quantize.grouped_mm",
         "quantize.linear.mx",
+        # Workers here last as long as the run and read ahead, and their batches are page-locked where it helps.
+        *(
+            f"{table}.dataloader.{key}"
+            for table in ("training", "validation")
+            for key in ("persistent_workers", "pin_memory", "prefetch_factor")
+        ),
     }
 )
-"""Keys that change only how a function works that is off."""
+"""Keys that change only how a function works that is off, or how fast one is that works otherwise here."""
+
+_LLAMA3_DEBUG = {"n_layers": 6, "n_heads": 16, "n_kv_heads": 16, "ffn_hidden": 768}
+_QWEN3_DEBUG = {"n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+_DEEPSEEK_V3_DEBUG = {
+    "n_layers": 6,
+    "n_heads": 16,
+    "q_lora_rank": 0,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "ffn_hidden": 1024,
+    "expert_hidden": 256,
+    "n_experts": 8,
+    "n_experts_per_token": 3,
+    "n_shared_experts": 2,
+    "n_expert_groups": 1,
+    "n_groups_per_token": 1,
+}
+_FLEX: dict[str, object] = {"model.attention": "auto", "data.mask_documents": True}
+_VARLEN: dict[str, object] = {"model.attention": "flash", "data.mask_documents": True}
+
+
+def _flavor(name: str, flavor: str, sizes: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:
+    return {
+        "model.name": name,
+        "model.flavor": flavor,
+        **{f"model.override.{key}": value for key, value in sizes.items()},
+    }
+
+
+FLAVORS = MappingProxyType(
+    {
+        ("llama3", "debugmodel"): _flavor("llama3", "debug", _LLAMA3_DEBUG),
+        ("llama3", "debugmodel_flex_attn"): _flavor("llama3", "debug", _LLAMA3_DEBUG) | _FLEX,
+        ("llama3", "debugmodel_varlen_attn"): _flavor("llama3", "debug", _LLAMA3_DEBUG) | _VARLEN,
+        ("llama3", "8B_flex"): _flavor("llama3", "8B") | _FLEX,
+        ("llama3", "8B_varlen"): _flavor("llama3", "8B") | _VARLEN,
+        ("qwen3", "debugmodel"): _flavor(
+            "qwen3", "debug", {**_QWEN3_DEBUG, "ffn_hidden": 3072, "tie_embeddings": True}
+        ),
+        ("qwen3", "debugmodel_moe"): _flavor(
+            "qwen3_moe",
+            "debug",
+            {**_QWEN3_DEBUG, "expert_hidden": 768, "n_experts": 64, "n_experts_per_token": 8},
+        ),
+        ("deepseek_v3", "debugmodel"): _flavor("deepseek_v3", "debug", _DEEPSEEK_V3_DEBUG),
+        ("deepseek_v3", "debugmodel_flex_attn"): _flavor("deepseek_v3", "debug", _DEEPSEEK_V3_DEBUG) | _FLEX,
+        ("qwen3", "30B-A3B"): _flavor("qwen3_moe", "30B-A3B"),
+        ("qwen3", "235B-A22B"): _flavor("qwen3_moe", "235B-A22B"),
+    }
+)
+"""Models of torchtitan that are called otherwise here, by name and flavor, as today's keys. Its debug models have other
+sizes than ours, and some flavors choose how attention is computed."""
 
 TABLES = frozenset(
     key.partition(".")[0] for keys in (RENAMED, CONVERTED, UNAVAILABLE, GOVERNED) for key in keys

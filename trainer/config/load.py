@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trainer.config.command_line import UNSET, CommandLine, parse
 from trainer.config.describe import find_field, optional
@@ -21,7 +22,7 @@ from trainer.config.toml_file import TomlError
 from trainer.config.translate import translate
 from trainer.config.validate import validate
 
-__all__ = ["CONFIGS", "DEFAULT", "Loaded", "config_to_toml", "load", "read_study_table"]
+__all__ = ["CONFIGS", "DEFAULT", "Loaded", "config_to_toml", "given_to_toml", "load", "read_study_table"]
 
 DEFAULT = "debug.toml"
 
@@ -106,6 +107,21 @@ def config_to_toml(config: Config) -> str:
     import tomli_w
 
     return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def given_to_toml(loaded: Loaded) -> str:
+    """What the files and the command line set, by today's keys, as a TOML file that loads to an equal configuration."""
+    import tomli_w
+
+    tables: dict[str, Any] = {table: {} for table in Config.model_fields}
+    for key, given in loaded.given.items():
+        *path, name = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+        if given.value is not None and (path or given.value):
+            table[name] = given.value
+    return tomli_w.dumps({table: values for table, values in tables.items() if values})
 
 
 def _assemble(

@@ -10,6 +10,7 @@ from trainer.config.describe import literal
 from trainer.config.layers import FORMER_ENTRIES
 from trainer.config.legacy import (
     CONVERTED,
+    FLAVORS,
     GOVERNED,
     RENAMED,
     TABLES,
@@ -58,6 +59,7 @@ def translate(*layers: Mapping[str, Given]) -> Translated:
                 _translate(key, layer[key], result, layer)
     _join_betas(result)
     _count_microbatches(result)
+    _name_the_flavor(result)
     return result
 
 
@@ -176,6 +178,24 @@ def _count_microbatches(result: Translated) -> None:
         f"the number of microbatches, here of {_BATCH_SIZE} = {batch_size}"
     )
     result.values.setdefault(_MICROBATCHES, replace(given, value=microbatches))
+
+
+def _name_the_flavor(result: Translated) -> None:
+    """A model of torchtitan by its name and sizes here; sizes that are given stay."""
+    given = result.values.get("model.flavor")
+    if given is None or not isinstance(given.value, str):
+        return
+    name = result.values["model.name"].value if "model.name" in result.values else "llama3"
+    today = FLAVORS.get((str(name), given.value))
+    if today is None:
+        return
+    said = ", ".join(f"{key} = {literal(value)}" for key, value in today.items() if value != name)
+    result.notices.append(f"{given.source.place}: {_old(given)} is spelled {said} today")
+    for key, value in today.items():
+        if key in ("model.name", "model.flavor"):
+            result.values[key] = replace(given, value=value)
+        elif "model.override" not in result.values:
+            result.values.setdefault(key, replace(given, value=value))
 
 
 def _is_count(value: object) -> bool:
