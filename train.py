@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     except StoppedOnRequest as stopped:
         return stopped.exit_code  # the run has said so
     except StagelineError as error:
-        print(error, file=sys.stderr)
+        if str(error):  # else another rank says it
+            print(error, file=sys.stderr)
         return error.exit_code
     return 0
 

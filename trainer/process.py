@@ -17,8 +17,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainer import flight_recorder
+from trainer.cluster.interfaces import interface_variables
+from trainer.cluster.meeting import meet, reach
+from trainer.cluster.ranks import NODES
 from trainer.config.schema import Config
-from trainer.errors import ConfigurationError, StoppedOnRequest
+from trainer.errors import ConfigurationError, RankMissing, StoppedOnRequest
 from trainer.plan.plan import Plan
 from trainer.progress import Progress
 from trainer.stop import StopRequest
@@ -123,12 +126,24 @@ class RankProcess:
         serve = self.rank == 0 and not hosted_elsewhere
         # A restart under torchrun finds the keys of the attempt before in the same store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = TCPStore(host, port, None if hosted_elsewhere else self.world_size, serve, timeout)
+        if not (serve or hosted_elsewhere):
+            reach(host, port, self._comm.init_timeout_seconds)
+        world_size = None if hosted_elsewhere else self.world_size
+        try:
+            store = TCPStore(host, port, world_size, serve, timeout, wait_for_workers=False)
+        except dist.DistNetworkError as error:
+            first = str(error).partition("\n")[0]
+            raise RankMissing(
+                f"rank {self.rank} cannot meet the others at {host}, port {port}: {first}"
+            ) from error
         if hosted_elsewhere:
             # Where nodes come or go, torchrun starts the job again without counting that as a restart.
             joined = store.add(f"stageline/joined/{attempt}/{self.world_size}", 1) - 1
             attempt = f"{attempt}.{self.world_size}.{joined // self.world_size}"
         prefixed = PrefixStore(f"stageline/{attempt}", store)
+        hosts = [host for host in os.environ.get(NODES, "").split(",") if host]
+        meet(prefixed, self.rank, self.world_size, hosts, self._comm.init_timeout_seconds)
+        os.environ.update(interface_variables(os.environ, self._comm.interface))
         flight_recorder.enable(self._comm.trace_buf_size)
         backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"
         # The watchdog ends a job that stands still long before the backend's own timeout.

@@ -17,6 +17,7 @@ from trainer.errors import RankMissing
 _UNREACHABLE = 10.0  # seconds in which a host gives no sign of life, after which it counts as out of reach
 _ATTEMPT = 3.0  # seconds for one connection
 _PAUSE = 0.25
+_AT_A_TIME = 8  # hosts that are asked for a sign of life
 
 
 class KeyValues(Protocol):
@@ -87,6 +88,7 @@ class _Missing:
         self._hosts = {_short(host): host for host in hosts}  # from which nobody has come
         self._probe = probe
         self._silent: dict[str, float] = {}  # host -> since when
+        self._next_look = 0.0
 
     def wait(self, patience: float) -> str:
         """Empty when all are here, else a sentence about who is not."""
@@ -109,7 +111,10 @@ class _Missing:
                 self._hosts.pop(_short(self._store.get(f"here/{rank}").decode()), None)
 
     def _out_of_reach(self, now: float) -> str:
-        for host in list(self._hosts.values()):
+        if now < self._next_look:
+            return ""
+        self._next_look = now + _PAUSE
+        for host in list(self._hosts.values())[:_AT_A_TIME]:
             problem = self._probe(host)
             if problem is None:
                 self._silent.pop(host, None)

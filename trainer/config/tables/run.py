@@ -138,6 +138,21 @@ class Comm(Table):
     train_timeout_seconds: Positive = 100
     """A rank without progress for so long, after its first step, ends the job with exit code 4."""
 
+    interface: Text | None = None
+    """Network interface on which ranks of several hosts talk, e.g. "eth0". Unset: the one by which the other hosts are
+    reached, unless GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name one."""
+
+    bind_processes: bool = True
+    """Bind each process to its share of the cores that are nearest to its GPU, or of its NUMA domain, on machines that
+    have GPUs or several domains."""
+
+    health_check: Literal["auto", "always", "never"] = "auto"
+    """Measure, before the first step, the speed of every rank's device, its connection to the next rank and its clock,
+    in a few seconds, and name ranks that fall behind. auto: with GPUs or on several hosts."""
+
+    slow_rank_policy: Literal["warn", "stop"] = "warn"
+    """What the health check does about a slow rank: say so, or end the job with exit code 4."""
+
     check_replicas_every: NotNegative = 0
     """Steps from one comparison of parameters and optimizer state among the ranks that should hold the same, to the
     next; if they do not, the job ends with exit code 4 and says which rank has other values, and of what. 0: never."""
