@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
             return _verify(arguments.verify)
         if arguments.train_tokenizer:
             return _train(arguments)
-        from trainer.commands.prepare_store import prepare_store
+        from trainer.data.preparation_console import prepare_store
 
         return prepare_store(arguments)
     except StagelineError as error:
