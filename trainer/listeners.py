@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.state import TrainState
 from trainer.config.schema import Profiling
 from trainer.config.schema import Validation as ValidationTable
-from trainer.data.loader import Loader
+from trainer.data.build import ValidationData
 from trainer.loop import StepResult
 from trainer.plan.plan import Plan, ValidationPlan
 from trainer.process import RankProcess
@@ -62,14 +63,14 @@ class Checkpoints:
 
 
 class Validation:
-    """Measures the loss on held-out data every so many steps, and after the last; not when the job is to stop soon."""
+    """Measures the loss on held-out sets every so many steps, and after the last; not when the job is to stop soon."""
 
     def __init__(
         self,
         config: ValidationTable,
         plan: ValidationPlan,
         pipeline: Pipeline,
-        loader: Loader,
+        sets: Sequence[ValidationData],
         process: RankProcess,
         reporter: Reporter,
         *,
@@ -79,7 +80,7 @@ class Validation:
         self._last_step = last_step
         self._plan = plan
         self._pipeline = pipeline
-        self._loader = loader
+        self._sets = sets
         self._process = process
         self._reporter = reporter
 
@@ -87,15 +88,18 @@ class Validation:
 
     def after_step(self, result: StepResult) -> None:
         if result.step == self._last_step or (result.step % self._config.freq == 0 and not result.stopping):
-            loss = validation_loss(
-                self._pipeline,
-                self._plan,
-                self._loader,
-                batches=self._config.steps,
-                device=self._process.device,
-                progress=self._process.progress,
-            )
-            self._reporter.validated(result.step, loss)
+            sums = {
+                each.name: validation_loss(
+                    self._pipeline,
+                    self._plan,
+                    each.loader,
+                    batches=each.batches,
+                    device=self._process.device,
+                    progress=self._process.progress,
+                )
+                for each in self._sets
+            }
+            self._reporter.validated(result.step, sums)
 
 
 class Replicas:

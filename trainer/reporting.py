@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from trainer.checkpoint.filesystem import Folder
 from trainer.config.load import Loaded
 from trainer.console import Console, shown_ranks
+from trainer.data.loader import DataCounts
 from trainer.flops import peak_flops
 from trainer.loop import StepResult
 from trainer.metrics import MetricsFile
@@ -18,6 +20,7 @@ from trainer.plan.render import summary
 from trainer.process import RankProcess
 from trainer.run_folder import RunFolder
 from trainer.tracking import Tracker, open_trackers
+from trainer.validation import LossSum
 
 
 class Reporter:
@@ -37,6 +40,8 @@ class Reporter:
         self._console = Console(silent=silent, plain=loaded.config.metrics.disable_color_printing)
         process.before_last_words(self._console.stop_progress)
         self._metrics: MetricsFile | None = None
+        self._data: Callable[[], DataCounts] | None = None
+        self.figures_of_ranks: Callable[[], Mapping[str, float]] = dict
         self._trackers: list[Tracker] = []
         self._since_last_log: list[StepResult] = []
         if self._writes:
@@ -46,8 +51,9 @@ class Reporter:
     def say(self, line: str) -> None:
         self._console.say(line)
 
-    def begin(self, step: int) -> None:
-        """The run goes on after `step` (0: from the start)."""
+    def begin(self, step: int, data: Callable[[], DataCounts]) -> None:
+        """The run goes on after `step` (0: from the start); `data` counts what it has read."""
+        self._data = data
         if self._writes:
             self._metrics = MetricsFile(self._folder.path, step)
         if self._writes or not self._config.metrics.rank_0_only:
@@ -68,10 +74,16 @@ class Reporter:
             self._log(result)
             self._since_last_log.clear()
 
-    def validated(self, step: int, loss: float) -> None:
-        """Log a validation loss."""
-        self._write({"step": step, "validation_loss": loss})
-        self.say(f"step {step:6}  validation loss {loss:.4f}")
+    def validated(self, step: int, losses: Mapping[str, LossSum]) -> None:
+        """Log the loss on each validation set; with several, each by its name, too."""
+        whole = LossSum(
+            sum(each.total for each in losses.values()), sum(each.tokens for each in losses.values())
+        )
+        by_name = {name: each.mean for name, each in losses.items()} if len(losses) > 1 else {}
+        named = {f"validation_loss/{name}": loss for name, loss in by_name.items()}
+        self._write({"step": step, "validation_loss": whole.mean, **named})
+        sets = "".join(f"  {name} {loss:.4f}" for name, loss in by_name.items())
+        self.say(f"step {step:6}  validation loss {whole.mean:.4f}{sets}")
 
     def finish(self, how: str, checkpoint: Folder | None) -> None:
         """Close everything; say how the run ended and where the results are, the last checkpoint among them."""
@@ -91,6 +103,8 @@ class Reporter:
             self.say(notice)
         training = self._config.training
         data = training.dataset + (f" {training.dataset_path}" if training.dataset_path else "")
+        if sources := self._config.data.sources:
+            data = ", ".join(f"{each.name} {each.weight:g}" for each in sources)
         self._console.say_all(
             [
                 *summary(self._plan),
@@ -124,6 +138,8 @@ class Reporter:
                 **({"spike": result.spike} if self._config.training.loss_spike_threshold else {}),
                 **({"rolled_back_to": result.rolled_back_to} if result.rolled_back_to is not None else {}),
                 **_expert_load(result),
+                **self.figures_of_ranks(),
+                **self._read(),
             }
         )
         if not self._console.live:
@@ -131,6 +147,18 @@ class Reporter:
                 f"step {result.step:6}  loss {result.loss:8.4f}  grad norm {result.grad_norm:8.4f}  "
                 f"lr {result.lr:.2e}  {tokens_per_second:10,.0f} tokens/s"
             )
+
+    def _read(self) -> dict[str, float]:
+        """What was read of the data since the start of training, on all ranks together."""
+        if self._data is None:
+            return {}
+        counts = self._data()
+        by_source = counts.tokens if len(counts.tokens) > 1 else {}
+        return {
+            **{f"tokens/{name}": tokens for name, tokens in by_source.items()},
+            "packing_efficiency": counts.packing_efficiency,
+            "bad_documents": counts.bad_documents,
+        }
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._metrics is not None:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -20,12 +21,13 @@ from trainer.checkpoint.state import TrainState, restore_train_json, train_json
 from trainer.checkpoint.weights import TrainedModel
 from trainer.config.load import Loaded
 from trainer.config.schema import Config
+from trainer.data.build import build_loader, build_validation, training_sources
 from trainer.data.errors import DataExhausted
-from trainer.data.loader import Loader, build_loader
 from trainer.data.sources import TokenizedSource, open_source
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import debug_tokenizer
 from trainer.errors import ConfigurationError, StagelineError, StoppedOnRequest, TrainingFailed
+from trainer.health import check_health, health_is_checked
 from trainer.listeners import Checkpoints, Replicas, Timelines, Validation
 from trainer.loop import Listener, Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer
@@ -34,6 +36,7 @@ from trainer.process import RankProcess
 from trainer.profiling import Profiler
 from trainer.reporting import Reporter
 from trainer.run_folder import RunFolder
+from trainer.stragglers import Stragglers
 from trainer.run_state import Phase
 from trainer.time_limit import TimeLimit
 from trainer.weights.exporting import export_trained
@@ -63,7 +66,7 @@ class Run:
         device = torch.device("cpu") if config.training.enable_cpu_offload else process.device
         optimizer = build_optimizer(self._pipeline.parts, config.optimizer, device)
         schedule = build_lr_schedule(optimizer, config)
-        self._loader = _loader(config, plan, process, tokenizer, validation=False)
+        self._loader = build_loader(config, tokenizer, **_data_rank(plan, process))
         limit = TimeLimit(config.job.time_limit, _seconds_of_a_save(plan))
         self._loop = Loop(
             config,
@@ -90,6 +93,8 @@ class Run:
         )
         self._profiler = Profiler(config.profiling, folder.path, process.rank, process.device)
         self._timelines = Timelines(config.profiling, recorder, plan, folder.path, process.progress)
+        self._stragglers = Stragglers(config, recorder, process)
+        self._reporter.figures_of_ranks = lambda: self._stragglers.figures
         self._replicas = Replicas(config.comm.check_replicas_every, self._pipeline, optimizer, process)
         self._validation = self._build_validation(plan, tokenizer)
         self._completed = True
@@ -107,7 +112,7 @@ class Run:
                 lambda line: self._reporter.say(f"{'weights':12}{line}"),
             )
         self._loop.step = step or 0
-        self._reporter.begin(self._loop.step)
+        self._reporter.begin(self._loop.step, lambda: self._loader.counts)
 
     def train(self) -> None:
         """Train until the last step, or the end of the data."""
@@ -115,9 +120,10 @@ class Run:
             path = self._checkpoints.save_seed(self._state)
             self._reporter.say(f"initial parameters saved in {path}; nothing was trained")
             return
-        listeners: list[Listener] = [self._timelines, self._reporter, self._profiler]
+        listeners: list[Listener] = [self._timelines, self._stragglers, self._reporter, self._profiler]
         if self._validation is not None:
             listeners.append(self._validation)
+        self._check_health()
         self._process.stop.note_only()
         try:
             self._completed = self._loop.run([*listeners, self._replicas, self._saving])
@@ -170,6 +176,13 @@ class Run:
         restore_train_json(self._state, goes_on)
         return step
 
+    def _check_health(self) -> None:
+        table, process = self._config.comm, self._process
+        if health_is_checked(table.health_check, process.device):
+            process.progress.phase("checking the health of ranks", collective=True, patient=True)
+            for sentence in check_health(process.device, table.slow_rank_policy):
+                self._reporter.say(f"{'health':12}{sentence}")
+
     def _export(self) -> None:
         """Write the last checkpoint's weights as a Hugging Face folder; one rank does, reading what all saved."""
         step, saved = self._loop.step, self._checkpoints.latest
@@ -184,29 +197,30 @@ class Run:
     def _build_validation(self, plan: Plan, tokenizer: Tokenizer) -> Validation | None:
         if plan.validation is None:
             return None
-        loader = _loader(self._config, plan, self._process, tokenizer, validation=True)
         return Validation(
             self._config.validation,
             plan.validation,
             self._pipeline,
-            loader,
+            build_validation(self._config, tokenizer, **_data_rank(plan, self._process)),
             self._process,
             self._reporter,
             last_step=self._config.training.steps,
         )
 
 
-def _loader(
-    config: Config, plan: Plan, process: RankProcess, tokenizer: Tokenizer, *, validation: bool
-) -> Loader:
-    return build_loader(
-        config,
-        tokenizer,
-        data_rank=plan.layout.data_rank(process.rank),
-        data_ranks=plan.layout.data_ranks,
-        validation=validation,
-        device=process.device,
-    )
+class _DataRank(TypedDict):
+    data_rank: int
+    data_ranks: int
+    device: torch.device
+
+
+def _data_rank(plan: Plan, process: RankProcess) -> _DataRank:
+    layout = plan.layout
+    return {
+        "data_rank": layout.data_rank(process.rank),
+        "data_ranks": layout.data_ranks,
+        "device": process.device,
+    }
 
 
 def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: RunFolder) -> Tokenizer:
@@ -219,8 +233,8 @@ def _get_tokenizer(config: Config, plan: Plan, process: RankProcess, folder: Run
     if path is None:
         process.progress.phase("preparing the tokenizer", collective=process.rank != 0, patient=True)
         if process.rank == 0:
-            training = config.training
-            source = open_source(training.dataset, training.dataset_path, training.text_column)
+            first = training_sources(config)[0]
+            source = open_source(first.dataset, first.dataset_path, first.text_column)
             if isinstance(source, TokenizedSource):
                 source.save_tokenizer(folder.tokenizer)
             else:

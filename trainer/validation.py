@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
@@ -13,6 +15,18 @@ from trainer.plan.plan import ValidationPlan
 from trainer.progress import Progress
 
 
+@dataclass(frozen=True)
+class LossSum:
+    """The losses of so many tokens, added up."""
+
+    total: float
+    tokens: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(self.tokens, 1.0)
+
+
 def validation_loss(
     pipeline: Pipeline,
     plan: ValidationPlan,
@@ -21,8 +35,8 @@ def validation_loss(
     batches: int | None,
     device: torch.device,
     progress: Progress,
-) -> float:
-    """Mean loss over the counted tokens of the first `batches` batches of every rank (None: all of the data).
+) -> LossSum:
+    """Loss over the counted tokens of the first `batches` batches of every rank (None: all of the data).
 
     Collective over all ranks: the loader gives every rank the same number of batches, and every pipeline rank
     of one data-parallel rank the same batches. The same on all ranks.
@@ -43,4 +57,4 @@ def validation_loss(
     progress.phase("reducing validation loss", collective=True)
     dist.all_reduce(total)
     loss_sum, counted = total.tolist()
-    return loss_sum / max(counted, 1.0)
+    return LossSum(loss_sum, counted)

@@ -9,6 +9,7 @@ import torch
 
 from tests.data.corpora import ListSource
 from trainer.data.loader import Batch, Loader, Share
+from trainer.data.mixture import Mixture
 from trainer.data.stream import TokenStream
 from trainer.data.tokenizer import ByteTokenizer
 
@@ -17,7 +18,7 @@ TEXTS = [f"document {index} " + "x" * (index % 7) for index in range(40)]
 
 def loader(device: torch.device | None, mask_documents: bool = True) -> Loader:
     stream = TokenStream(ListSource(TEXTS), ByteTokenizer(), epochs=1)
-    return Loader(stream, Share(seq_len=8, batch_size=2), mask_documents=mask_documents, device=device)
+    return Loader(Mixture.of(stream, 8), Share(2), mask_documents=mask_documents, device=device)
 
 
 def values(batch: Batch) -> list[torch.Tensor | None]:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpora import ListSource, configuration, write_texts
+from trainer.data.build import build_loader, build_validation
 from trainer.data.errors import DataExhausted
-from trainer.data.loader import IGNORE, Batch, Loader, Share, build_loader
+from trainer.data.loader import IGNORE, Batch, Loader, Share
+from trainer.data.mixture import Mixture
 from trainer.data.stream import Position, TokenStream
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.microbatches import cut_into_microbatches
@@ -49,8 +51,8 @@ class Job:
         ranks, batch_size = layout
         accumulation = GLOBAL_BATCH // (ranks * batch_size)
         stream = TokenStream(ListSource(texts), TOKENIZER, shuffle=True, epochs=2)
-        shares = (Share(SEQ_LEN, batch_size, rank, ranks, accumulation) for rank in range(ranks))
-        loaders = [Loader(stream, share, mask_documents=True) for share in shares]
+        shares = (Share(batch_size, rank, ranks, accumulation) for rank in range(ranks))
+        loaders = [Loader(Mixture.of(stream, SEQ_LEN), share, mask_documents=True) for share in shares]
         return cls(stream, loaders, accumulation)
 
     def rows(self, most_steps: int) -> Iterator[Row]:
@@ -116,7 +118,9 @@ def test_a_configuration_asks_for_documents_and_otherwise_there_are_none(tmp_pat
                 training={"dataset": "text", "dataset_path": str(folder), "seq_len": 8},
                 data={"mask_documents": masked, "shuffle": False},
             )
-            loader = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1, validation=validation)
+            loader = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1)
+            if validation:
+                loader = build_validation(config, TOKENIZER, data_rank=0, data_ranks=1)[0].loader
             batch = next(loader)
             loader.close()
             if masked:

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpora import ListSource, ListStream, configuration, write_texts
+from trainer.data.build import accumulation_steps, build_loader, build_validation
 from trainer.data.errors import DataExhausted, SourceFailed
-from trainer.data.loader import IGNORE, Batch, Loader, Share, accumulation_steps, build_loader
+from trainer.data.loader import IGNORE, Batch, Loader, Share
+from trainer.data.mixture import Mixture
 from trainer.data.sources import Source, StreamingSource
 from trainer.data.stream import Position, TokenStream
 from trainer.data.tokenizer import ByteTokenizer
@@ -46,7 +48,7 @@ class Job:
         self.accumulation = accumulation_steps(global_batch, batch_size, data_ranks)
         self.stream = TokenStream(source, TOKENIZER, **{"shuffle": True, **settings})
         self.loaders = [
-            Loader(self.stream, Share(seq_len, batch_size, rank, data_ranks, self.accumulation))
+            Loader(Mixture.of(self.stream, seq_len), Share(batch_size, rank, data_ranks, self.accumulation))
             for rank in range(data_ranks)
         ]
 
@@ -91,7 +93,7 @@ class Job:
     def load(self, state: dict[str, Any]) -> Job:
         for loader in self.loaders:
             loader.load_state_dict(state)
-        assert self.state() == state
+        assert self.state()["sources"] == state["sources"]
         return self
 
 
@@ -178,7 +180,7 @@ def test_the_state_right_after_loading_is_the_state_that_was_loaded() -> None:
 
 def test_the_state_is_that_of_the_batches_taken_not_of_those_made_ahead() -> None:
     job = Job(ListSource(TEXTS))
-    assert job.state()["document"] == 0
+    assert job.state()["sources"]["data"]["document"] == 0
     states = []
     for _ in range(6):
         states.append(job.state())
@@ -189,7 +191,7 @@ def test_the_state_is_that_of_the_batches_taken_not_of_those_made_ahead() -> Non
 
 
 def test_the_state_is_small() -> None:
-    assert len(json.dumps(Job(ListSource(TEXTS)).state())) < 400
+    assert len(json.dumps(Job(ListSource(TEXTS)).state())) < 600
 
 
 def test_loading_goes_back_as_well_as_forward() -> None:
@@ -245,7 +247,7 @@ def test_a_position_of_other_data_or_another_order_is_reported(
     next(loader)
 
 
-@pytest.mark.parametrize("state", [{}, {"epoch": 0, "document": -1, "offset": 0}, {"epoch": "x"}])
+@pytest.mark.parametrize("state", [{}, {"sources": 1}, {"sources": {"data": {"epoch": 0, "document": -1}}}])
 def test_a_state_that_is_no_position_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="no position"):
         Job(ListSource(TEXTS)).loaders[0].load_state_dict(state)
@@ -300,7 +302,7 @@ def test_the_loader_of_a_configuration_holds_the_default_corpus() -> None:
     loader = build_loader(configuration(), TOKENIZER, data_rank=0, data_ranks=1)
     batch = next(loader)
     assert batch.tokens.shape == (2, 16)
-    assert loader.state_dict()["stream"]["shuffle"] is True
+    assert loader.state_dict()["sources"]["data"]["stream"]["shuffle"] is True
     loader.close()
 
 
@@ -339,7 +341,8 @@ def test_validation_reads_one_epoch_in_order_from_the_beginning_every_time(tmp_p
         training={"dataset": "text", "dataset_path": folder, "batch_size": 4, "global_batch_size": 16},
         validation={"batch_size": 3, "seq_len": 5},
     )
-    loader = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1, validation=True)
+    (checked,) = build_validation(config, TOKENIZER, data_rank=0, data_ranks=1)
+    loader = checked.loader
     batches = list(loader.from_start())
     labels = np.concatenate([batch.labels.numpy().ravel() for batch in batches])
     expected = [t for text in TEXTS if text for t in TOKENIZER.encode(text, bos=True, eos=True)]
@@ -360,11 +363,7 @@ def test_validation_over_the_whole_set_has_the_same_number_of_batches_on_every_r
     config = configuration(training={"dataset": "text", "dataset_path": folder})
     counts = [
         len(
-            list(
-                build_loader(
-                    config, TOKENIZER, data_rank=rank, data_ranks=ranks, validation=True
-                ).from_start()
-            )
+            list(build_validation(config, TOKENIZER, data_rank=rank, data_ranks=ranks)[0].loader.from_start())
         )
         for rank in range(ranks)
     ]
@@ -378,7 +377,8 @@ def test_validation_has_data_of_its_own(tmp_path: Path) -> None:
         training={"dataset": "text", "dataset_path": training},
         validation={"dataset": "text", "dataset_path": held_out},
     )
-    loader = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1, validation=True)
+    (checked,) = build_validation(config, TOKENIZER, data_rank=0, data_ranks=1)
+    loader = checked.loader
     (batch,) = loader.from_start()
     assert TOKENIZER.decode(batch.tokens[0].tolist()).startswith("bbbb")
 
@@ -388,7 +388,7 @@ def test_no_training_data_is_lost_when_validation_runs_in_between(tmp_path: Path
         training={"dataset": "text", "dataset_path": str(write_texts(tmp_path, TEXTS))},
     )
     loader = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1)
-    checked = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1, validation=True)
+    checked = build_validation(config, TOKENIZER, data_rank=0, data_ranks=1)[0].loader
     straight = build_loader(config, TOKENIZER, data_rank=0, data_ranks=1)
     for _ in range(4):
         list(checked.from_start(1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -10,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpora import ListSource, ListStream
-from trainer.data.packing import windows
-from trainer.data.stream import ENCODED_AHEAD, Position, TokenStream
+from trainer.data.encoding import ENCODED_AHEAD
+from trainer.data.packing import Row, best_fit, cut
+from trainer.data.stream import Position, TokenStream
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.errors import ConfigurationError
 
@@ -77,33 +80,80 @@ def test_the_stream_begins_at_any_position_where_it_would_have_gone_on(
     assert tokens_of(flow, start) == whole[at:]
 
 
+def filled(row: Row, length: int, joined: bool = True) -> tuple[list[int], list[int], list[int]]:
+    """Inputs, labels and documents; -1 for what is not set."""
+    arrays = [np.full(length, -1, dtype=np.int64) for _ in range(3)]
+    row.fill(*arrays, joined=joined)
+    inputs, labels, documents = (array.tolist() for array in arrays)
+    return inputs, labels, documents
+
+
 @settings(deadline=None)
 @given(source=texts, length=st.integers(1, 30), epochs=st.integers(1, 3))
-def test_windows_overlap_by_one_token_and_together_are_the_stream(
+def test_cut_sequences_overlap_by_one_token_and_together_are_the_stream(
     source: list[str], length: int, epochs: int
 ) -> None:
     flow = stream(source, epochs=epochs)
     whole = tokens_of(flow)
-    cut = list(windows(flow.pieces(Position()), length))
-    inputs = [int(t) for window in cut for t in window.tokens[:-1]]
-    labels = [int(t) for window in cut for t in window.tokens[1:]]
-    assert inputs == whole[:-1]
+    rows = list(cut(flow.pieces(Position()), length))
+    contents = [filled(row, length) for row in rows]
+    labels = [label for _, found, _ in contents for label in found if label != -1]
+    inputs = [token for found, _, _ in contents for token in found if token != -1]
     assert labels == whole[1:]
-    assert all(len(window.tokens) == length + 1 for window in cut[:-1])
-    assert all(window.after is not None for window in cut[:-1])
+    assert inputs[: len(whole) - 1] == whole[:-1]
+    assert all(row.inputs == length for row in rows[:-1])
+    assert all(row.after is not None for row in rows[:-1])
 
 
 @settings(deadline=None)
-@given(source=texts, length=st.integers(1, 30), skipped=st.integers(0, 5))
-def test_a_window_says_where_the_next_one_begins(source: list[str], length: int, skipped: int) -> None:
+@given(
+    source=texts,
+    length=st.integers(1, 30),
+    skipped=st.integers(0, 9),
+    lookahead=st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_a_sequence_says_where_the_next_one_begins(
+    source: list[str], length: int, skipped: int, lookahead: int | None
+) -> None:
+    """Case D5: documents that wait to be packed are not lost."""
     flow = stream(source, epochs=None, shuffle=True)
-    straight = list(islice(windows(flow.pieces(Position()), length), skipped + 3))
+
+    def rows(start: Position) -> Iterator[Row]:
+        pieces = flow.pieces(replace(start, row=0))
+        return cut(pieces, length) if lookahead is None else best_fit(pieces, start, length, lookahead)
+
+    straight = list(islice(rows(Position()), skipped + 3))
     after = straight[skipped].after
     assert after is not None
-    resumed = list(islice(windows(flow.pieces(after), length), 2))
-    for expected, found in zip(straight[skipped + 1 :], resumed, strict=True):
-        np.testing.assert_array_equal(expected.tokens, found.tokens)
+    for expected, found in zip(straight[skipped + 1 :], islice(rows(after), 2), strict=True):
+        assert filled(expected, length) == filled(found, length)
         assert expected.after == found.after
+
+
+@settings(deadline=None)
+@given(source=texts, length=st.integers(2, 30), epochs=st.integers(1, 3), lookahead=st.integers(1, 9))
+def test_best_fit_gives_every_token_once_and_cuts_only_documents_that_do_not_fit(
+    source: list[str], length: int, epochs: int, lookahead: int
+) -> None:
+    flow = stream(source, epochs=epochs)
+    documents = [piece.tokens.tolist() for piece in flow.pieces(Position())]
+    rows = list(best_fit(flow.pieces(Position()), Position(), length, lookahead))
+    assert all(row.inputs <= length for row in rows)
+    labels = [label for row in rows for label in filled(row, length, joined=False)[1] if label != -1]
+    assert sorted(labels) == sorted(token for document in documents for token in document[1:])
+    parts = [part for row in rows for part in row.parts]
+    whole = sorted(tuple(part.piece.tokens.tolist()) for part in parts if part.piece.start.offset == 0)
+    assert whole == sorted(map(tuple, documents))
+    assert all(part.inputs == len(part.piece.tokens) for part in parts if len(part.piece.tokens) <= length)
+
+
+def test_best_fit_fills_sequences_better_than_documents_in_their_order() -> None:
+    source = ["x" * (5 + i * 37 % 90) for i in range(300)]
+    flow = stream(source)
+    rows = list(best_fit(flow.pieces(Position()), Position(), 100, 32))
+    held = sum(row.inputs for row in rows)
+    assert held == len(tokens_of(flow))
+    assert held / (100 * len(rows)) > 0.96
 
 
 def test_resuming_encodes_no_document_before_the_position() -> None:

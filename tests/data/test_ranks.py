@@ -10,8 +10,9 @@ import datasets  # here, so that the forked ranks need not
 
 from tests.data.corpora import configuration
 from tests.distributed.ranks import run_ranks
+from trainer.data.build import build_loader
 from trainer.data.errors import DataExhausted
-from trainer.data.loader import IGNORE, build_loader
+from trainer.data.loader import IGNORE
 from trainer.data.tokenizer import ByteTokenizer, debug_tokenizer
 
 

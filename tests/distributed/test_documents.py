@@ -15,7 +15,8 @@ from torch import Tensor
 from models.registry import family
 from tests.distributed.program import pipeline, run, tiny, values
 from tests.distributed.training_run import Tables, assert_same_run, configuration, train
-from trainer.data.loader import IGNORE, build_loader
+from trainer.data.build import build_loader
+from trainer.data.loader import IGNORE
 from trainer.data.tokenizer import load_tokenizer
 from trainer.plan.plan import make_plan
 

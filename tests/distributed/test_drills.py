@@ -19,7 +19,7 @@ import torch
 from tests.distributed.training_run import configuration, write_corpus
 from trainer.build import build_pipeline
 from trainer.config.schema import Config
-from trainer.data.loader import build_loader
+from trainer.data.build import build_loader
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import ExitCode, TrainingFailed
 from trainer.loop import Loop

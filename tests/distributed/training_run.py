@@ -15,7 +15,7 @@ from trainer.build import Pipeline, build_pipeline
 from trainer.checkpoint.agreement import Ranks
 from trainer.checkpoint.state import TrainState
 from trainer.config.schema import Config
-from trainer.data.loader import build_loader
+from trainer.data.build import build_loader
 from trainer.data.tokenizer import load_tokenizer
 from trainer.loop import Loop
 from trainer.optimizer import build_lr_schedule, build_optimizer

@@ -14,7 +14,7 @@ from models.initialize import initialize_parameters
 from models.llama.model import Transformer
 from models.llama.sizes import LlamaSizes
 from trainer.config.schema import Config
-from trainer.data.loader import build_loader
+from trainer.data.build import build_validation
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.errors import ConfigurationError
 from trainer.inference import InferenceModel
@@ -84,9 +84,8 @@ def test_with_windows_that_do_not_overlap_it_is_the_trainers_loss(
         "training": {"dataset": "text", "dataset_path": str(file), "batch_size": 3, "seq_len": 16},
         "data": {"add_eos": False},
     }
-    loader = build_loader(
-        Config.model_validate(tables), ByteTokenizer(), data_rank=0, data_ranks=1, validation=True
-    )
+    (held_out,) = build_validation(Config.model_validate(tables), ByteTokenizer(), data_rank=0, data_ranks=1)
+    loader = held_out.loader
     nats, counted = 0.0, 0
     for batch in loader.from_start():
         loss = loss_of_microbatches([batch.labels], torch.ones(()))

@@ -1,38 +1,34 @@
 """Batches of a data-parallel rank, cut from one global sequence of sequences, and a position that resumes it.
 
 With b = batch size, R = data-parallel ranks and A = accumulation steps, global batch k is the sequences
-[k b R A, (k + 1) b R A) of the packed stream. They are taken in A rounds of b R sequences; rank r gets the r-th b
-of each round. So step k holds the same tokens for every R with the same b R A, and the position, which is that of
-the first token of the next round, has the same meaning for all of them.
+[k b R A, (k + 1) b R A) of the mixture. They are taken in A rounds of b R sequences; rank r gets the r-th b of each
+round. So step k holds the same tokens for every R with the same b R A, and the position, which is that of the first
+token of the next round, has the same meaning for all of them.
 
-Each rank tokenizes the whole stream and keeps its share: where a sequence begins depends on all before it.
+Where a sequence begins depends on all before it. Of text, each rank therefore tokenizes the whole stream and keeps its
+share. Of a token store, it follows the index, which says how long documents are, and reads the tokens of its share.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.data.encoding import Workers
 from trainer.data.errors import DataExhausted, SourceFailed
-from trainer.data.packing import Window, windows
+from trainer.data.mixture import Mixture, Places
+from trainer.data.packing import Row
 from trainer.data.prefetch import Prefetcher
-from trainer.data.sources import open_source
-from trainer.data.stream import Position, TokenStream
-from trainer.data.tokenizer import Tokenizer
-from trainer.errors import ConfigurationError
+from trainer.data.stream import Tokens
 
 if TYPE_CHECKING:
     import torch
 
-    from trainer.config.schema import Config
     from trainer.data.device import Transfer, Travelling
-
-_log = logging.getLogger(__name__)
 
 IGNORE = -100
 """The label of a position that does not count."""
@@ -62,30 +58,38 @@ class Batch:
 class Share:
     """Which sequences of the global batch are this rank's: `batch_size` in each of `accumulation` rounds."""
 
-    seq_len: int
     batch_size: int
     data_rank: int = 0
     data_ranks: int = 1
     accumulation: int = 1
 
     @property
-    def round_tokens(self) -> int:
-        """The inputs of all ranks in one round."""
-        return self.batch_size * self.data_ranks * self.seq_len
+    def sequences(self) -> int:
+        """The sequences of all ranks in one round."""
+        return self.batch_size * self.data_ranks
+
+
+@dataclass(frozen=True)
+class DataCounts:
+    """What a run has read since its start, on all ranks together."""
+
+    tokens: Mapping[str, int]  # of each source, without those that fill sequences up
+    bad_documents: int
+    packing_efficiency: float  # share of the positions of all sequences that hold a token of a document
 
 
 @dataclass(frozen=True)
 class _Ready:
     batch: Batch
-    after: Position
+    after: Places
     travelling: Travelling | None = None  # where batches go to a device
 
 
 class Loader:
-    """The batches of one rank, one after the other, made ahead by a thread.
+    """The batches of one rank, one after the other, made ahead by a thread, whose texts `workers` processes encode.
 
-    `next(loader)` gives a Batch, A of which make a step. Where the stream ends, the last global batch is filled
-    up with labels IGNORE, on every rank alike; the step after it raises DataExhausted on all of them.
+    `next(loader)` gives a Batch, A of which make a step. Where the data ends, the last global batch is filled up with
+    labels IGNORE, on every rank alike; the step after it raises DataExhausted on all of them.
 
     With `mask_documents`, batches say which document each token belongs to. With `device` they are on it, copied there
     ahead.
@@ -93,16 +97,17 @@ class Loader:
 
     def __init__(
         self,
-        stream: TokenStream,
+        mixture: Mixture,
         share: Share,
         *,
         mask_documents: bool = False,
+        workers: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self._stream = stream
+        self._mixture = mixture
         self._share = share
-        self._mask_documents = mask_documents
-        self._position = Position()
+        self._maker = _Maker(mixture, share, mask_documents, workers)
+        self._places = mixture.start
         self._transfer = _transfer_to(device)
         self._ahead: Prefetcher[_Ready] | None = None
 
@@ -111,19 +116,17 @@ class Loader:
 
     def __next__(self) -> Batch:
         if self._ahead is None:
-            batches = _batches(self._stream, self._share, self._position, self._mask_documents)
+            batches = self._maker.batches(self._places)
             if self._transfer is not None:
                 batches = _started(batches, self._transfer)
             self._ahead = Prefetcher(batches, _BATCHES_AHEAD)
         try:
             ready = next(self._ahead)
         except StopIteration:
-            raise DataExhausted(
-                f"{self._stream.source.name} is used up: {self._stream.epochs} epoch(s), as data.epochs says"
-            ) from None
+            raise DataExhausted(f"{self._mixture.name} is used up: {_epochs(self._mixture)}") from None
         except SourceFailed as error:
             raise SourceFailed(f"data-parallel rank {self._share.data_rank}: {error}") from error
-        self._position = ready.after
+        self._places = ready.after
         if self._transfer is not None and ready.travelling is not None:
             return self._transfer.take(ready.travelling)
         return ready.batch
@@ -133,7 +136,7 @@ class Loader:
 
         Ends where the data ends, on every rank after the same batch.
         """
-        self._move(Position())
+        self._move(self._mixture.start)
         try:
             for _ in itertools.count() if most is None else range(most):
                 try:
@@ -149,32 +152,24 @@ class Loader:
 
         To be taken between steps: a step that is resumed in its middle begins a new global batch there.
         """
-        at = self._position
-        return {
-            "epoch": at.epoch,
-            "document": at.document,
-            "offset": at.offset,
-            "stream": self._stream.describe(),
-        }
+        return self._mixture.state_dict(self._places)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the position of `state`, which may be of another number of ranks or another batch size.
 
-        Warns, naming what, if data, tokenizer, seed or order are not those that the position was taken in: tokens
-        may then be repeated or left out. Raises ConfigurationError if `state` is no position.
+        Warns, naming what, if the data is not that which the position was taken in. Raises ConfigurationError if
+        `state` is no position.
         """
-        numbers = [state.get(key) for key in ("epoch", "document", "offset")]
-        if not all(isinstance(number, int) and number >= 0 for number in numbers):
-            raise ConfigurationError(f"the checkpoint's data state is no position in the data: {dict(state)}")
-        then, now = state.get("stream") or {}, self._stream.describe()
-        changed = [key for key in now if then.get(key) != now[key]]
-        if changed:
-            _log.warning(
-                "%s: %s changed since the checkpoint, so its position in the data (epoch %d, document %d) means "
-                "other text now; some may be repeated or left out",
-                *(self._stream.source.name, " and ".join(changed), state["epoch"], state["document"]),
-            )
-        self._move(Position(state["epoch"], state["document"], state["offset"]))
+        self._move(self._mixture.load_state_dict(state))
+
+    @property
+    def counts(self) -> DataCounts:
+        """What was read for the batches before the next one."""
+        members, places = self._mixture.members, self._places
+        positions = sum(place.sequences for place in places) * self._mixture.packing.length
+        tokens = {member.name: place.tokens for member, place in zip(members, places, strict=True)}
+        bad = sum(place.bad_documents for place in places)
+        return DataCounts(tokens, bad, sum(tokens.values()) / positions if positions else 1.0)
 
     def close(self) -> None:
         """End the thread that works ahead; the next batch starts another."""
@@ -182,72 +177,75 @@ class Loader:
             self._ahead.close()
             self._ahead = None
 
-    def _move(self, position: Position) -> None:
+    def _move(self, places: Places) -> None:
         self.close()
-        self._position = position
+        self._places = places
 
 
-def build_loader(
-    config: Config,
-    tokenizer: Tokenizer,
-    *,
-    data_rank: int,
-    data_ranks: int,
-    validation: bool = False,
-    device: torch.device | None = None,
-) -> Loader:
-    """The loader of a data-parallel rank for `[training]`, or for `[validation]`: one epoch, in order; its batches
-    are on `device`.
+@dataclass(frozen=True)
+class _Maker:
+    """Makes a rank's batches. Not the loader itself, which a thread that works for it must not hold."""
 
-    Keys of `[validation]` that are unset are those of `[training]`. Raises ConfigurationError if the data cannot
-    be opened, or if global_batch_size is no multiple of batch_size times `data_ranks`.
-    """
-    training, data = config.training, config.data
-    if validation:
-        checked = config.validation
-        own = checked.dataset is not None or checked.dataset_path is not None
-        source = open_source(
-            checked.dataset or training.dataset,
-            checked.dataset_path if own else training.dataset_path,
-            training.text_column,
-        )
-        stream = TokenStream(source, tokenizer, add_bos=data.add_bos, add_eos=data.add_eos, epochs=1)
-        batch_size, seq_len = checked.batch_size or training.batch_size, checked.seq_len or training.seq_len
-        share = Share(seq_len, batch_size, data_rank, data_ranks)
-        return Loader(stream, share, mask_documents=data.mask_documents, device=device)
-    source = open_source(training.dataset, training.dataset_path, training.text_column)
-    stream = TokenStream(
-        source, tokenizer, data.shuffle, training.seed, data.add_bos, data.add_eos, epochs=data.epochs
-    )
-    accumulation = accumulation_steps(training.global_batch_size, training.batch_size, data_ranks)
-    share = Share(training.seq_len, training.batch_size, data_rank, data_ranks, accumulation)
-    return Loader(stream, share, mask_documents=data.mask_documents, device=device)
+    mixture: Mixture
+    share: Share
+    mask_documents: bool
+    workers: int
 
+    def batches(self, places: Places) -> Iterator[_Ready]:
+        """The rank's batches from `places` on, in whole global batches."""
+        if not self.workers:
+            yield from self._rounds(self.mixture.rows(places))
+            return
+        with Workers(self.mixture.members[0].stream.tokenizer, self.workers) as workers:
+            yield from self._rounds(self.mixture.rows(places, workers.encode))
 
-def accumulation_steps(global_batch_size: int | None, batch_size: int, data_ranks: int) -> int:
-    """How many batches of each rank make a global batch; 1 if `global_batch_size` is unset."""
-    if global_batch_size is None:
-        return 1
-    steps, rest = divmod(global_batch_size, batch_size * data_ranks)
-    if rest or not steps:
-        raise ConfigurationError(
-            f"training.global_batch_size {global_batch_size} is not a multiple of {batch_size * data_ranks}: "
-            f"training.batch_size {batch_size} on each of {data_ranks} data-parallel ranks"
-        )
-    return steps
+    def _rounds(self, rows: Iterator[tuple[Row, Places]]) -> Iterator[_Ready]:
+        share, rounds = self.share, 0
+        first = share.data_rank * share.batch_size
+        after = None
+        while together := list(itertools.islice(rows, share.sequences)):
+            mine = [row for row, _ in together[first : first + share.batch_size]]
+            _, after = together[-1]
+            yield _Ready(self._batch(mine), after)
+            rounds += 1
+        for _ in range(-rounds % share.accumulation):
+            assert after is not None
+            yield _Ready(self._batch([]), after)
+
+    def _batch(self, rows: list[Row]) -> Batch:
+        """The sequences, filled up with end tokens, and more of these where there are not enough sequences."""
+        import torch
+
+        shape = self.share.batch_size, self.mixture.packing.length
+        tokens = np.full(shape, self.mixture.members[0].stream.tokenizer.eos_id or 0, dtype=np.int64)
+        labels = np.full(shape, IGNORE, dtype=np.int64)
+        documents = np.zeros(shape, dtype=np.int32)
+        joined = self.mixture.packing.kind == "cut" and not self.mask_documents
+        for number, row in enumerate(rows):
+            row.fill(tokens[number], labels[number], documents[number], joined=joined)
+        _refuse_unknown(rows, tokens, self.mixture.members[0].stream.tokenizer.vocab_size)
+        arrays = (tokens, labels, documents) if self.mask_documents else (tokens, labels)
+        return Batch(*map(torch.from_numpy, arrays))
 
 
-def _batches(stream: TokenStream, share: Share, start: Position, mask_documents: bool) -> Iterator[_Ready]:
-    """The rank's batches from `start` on, in whole global batches."""
-    rounds = 0
-    for window in windows(stream.pieces(start), share.round_tokens):
-        batch = _batch(window, share, stream.tokenizer, mask_documents)
-        yield _Ready(batch, window.after or stream.end)
-        rounds += 1
-    nothing = np.empty(0, dtype=np.int32)
-    for _ in range(-rounds % share.accumulation):
-        batch = _batch(Window(nothing, nothing, None), share, stream.tokenizer, mask_documents)
-        yield _Ready(batch, stream.end)
+def _refuse_unknown(rows: list[Row], tokens: Tokens, vocabulary: int) -> None:
+    """Raise SourceFailed for a token that the model has no embedding for: that of a damaged store, for instance."""
+    if tokens.min() >= 0 and tokens.max() < vocabulary:
+        return
+    for part in (part for row in rows for part in row.parts):
+        inputs = part.piece.tokens[: part.inputs]
+        if part.inputs and (inputs.max() >= vocabulary or inputs.min() < 0):
+            at = part.piece.start
+            raise SourceFailed(
+                f"document {at.document} of epoch {at.epoch} holds a token {inputs.max()}, the tokenizer has "
+                f"{vocabulary}; is its file damaged, or of another tokenizer?"
+            )
+
+
+def _epochs(mixture: Mixture) -> str:
+    if len(mixture.members) > 1:
+        return "the epochs and limits of all sources are over"
+    return f"{mixture.members[0].stream.epochs} epoch(s), as data.epochs says"
 
 
 def _transfer_to(device: torch.device | None) -> Transfer | None:
@@ -262,28 +260,3 @@ def _started(batches: Iterator[_Ready], transfer: Transfer) -> Iterator[_Ready]:
     """The same batches, on their way to the device."""
     for ready in batches:
         yield replace(ready, travelling=transfer.start(ready.batch))
-
-
-def _batch(window: Window, share: Share, tokenizer: Tokenizer, mask_documents: bool) -> Batch:
-    """This rank's part of a round. Where the round is not full, inputs are the end token, a document of their own."""
-    import torch
-
-    b, t = share.batch_size, share.seq_len
-    mine = slice(share.data_rank * b * t, (share.data_rank + 1) * b * t + 1)
-    part, owners = window.tokens[mine], window.documents[mine]
-    inputs = part[: b * t]
-    tokens = np.full(b * t, tokenizer.eos_id or 0, dtype=np.int64)
-    labels = np.full(b * t, IGNORE, dtype=np.int64)
-    tokens[: len(inputs)] = inputs
-    labels[: max(0, len(part) - 1)] = part[1:]
-    if not mask_documents:
-        return Batch(torch.from_numpy(tokens.reshape(b, t)), torch.from_numpy(labels.reshape(b, t)))
-    labels[: max(0, len(part) - 1)][owners[1:] != owners[:-1]] = IGNORE
-    documents = np.full(b * t, owners[-1] + 1 if len(owners) else 0, dtype=np.int32)
-    documents[: len(inputs)] = owners[: b * t]
-    by_sequence = documents.reshape(b, t) - documents.reshape(b, t)[:, :1]
-    return Batch(
-        torch.from_numpy(tokens.reshape(b, t)),
-        torch.from_numpy(labels.reshape(b, t)),
-        torch.from_numpy(by_sequence),
-    )

@@ -5,6 +5,7 @@
 | "python_docs"          | the standard library of the running Python: a file each, nothing to download     |
 | "text"                 | the .txt files of `dataset_path`: a file each                                     |
 | "jsonl", "parquet", "arrow" | the rows of the files of `dataset_path`, text in `text_column`               |
+| "chat"                 | conversations, in the lines of the JSON-lines files of `dataset_path`: "messages", or "prompt" and "completion" |
 | "store"                | the documents of a token store that `stageline prepare` made: the folder `dataset_path` |
 | "megatron"             | those of an indexed data set of Megatron-LM: `dataset_path` with .bin and .idx    |
 | "owner/name"           | a data set of the Hugging Face hub, streamed; "owner/name:config@split" to be exact |
@@ -18,6 +19,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigurationError
@@ -33,12 +35,65 @@ if TYPE_CHECKING:
 PYTHON_DOCS = "python_docs"
 TEXT = "text"
 TABLES = ("jsonl", "parquet", "arrow")
+CHAT = "chat"
 STORE = "store"
 MEGATRON = "megatron"
 TOKENIZED = (STORE, MEGATRON)
 """Documents that are tokens already."""
-LOCAL = (PYTHON_DOCS, TEXT, *TABLES, *TOKENIZED)
+LOCAL = (PYTHON_DOCS, TEXT, *TABLES, CHAT, *TOKENIZED)
 """The names that are not hub data sets."""
+
+
+class FlawedText(str):
+    """A document of which something is wrong: its text as far as it could be repaired, maybe empty."""
+
+    flaw: str
+    """File, position and what is wrong there."""
+
+    def __new__(cls, text: str, flaw: str) -> FlawedText:
+        flawed = super().__new__(cls, text)
+        flawed.flaw = flaw
+        return flawed
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Of a document: a text, or in its place one token by its id, and whether the loss is taken of it."""
+
+    text: str
+    learned: bool
+    token: int | None = None
+
+
+Text = str | tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side of a conversation says; the loss is taken of what the assistant does."""
+
+    role: str
+    content: str
+
+
+Conversation = tuple[Message, ...]
+
+
+class ChatSource(ABC):
+    """Conversations by index, in any order."""
+
+    name: str
+    """For messages: what was opened, with its path."""
+    fingerprint: str
+    """Changes when the conversations, or their order, may have changed."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are; at least one."""
+
+    @abstractmethod
+    def read(self, index: int) -> Conversation | FlawedText:
+        """Conversation `index`, or what is wrong with it. Raises SourceFailed if it is no longer there."""
 
 
 class IndexedSource(ABC):
@@ -55,7 +110,7 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def read(self, index: int) -> str:
-        """Document `index`, which may be empty. Raises SourceFailed if it is no longer there."""
+        """Document `index`, which may be empty or a FlawedText. Raises SourceFailed if it is no longer there."""
 
 
 class StreamingSource(ABC):
@@ -103,7 +158,7 @@ class TokenizedSource(ABC):
         """Raise ConfigurationError unless the tokens are those of `tokenizer`, with such begins and ends."""
 
 
-Source = IndexedSource | StreamingSource | TokenizedSource
+Source = IndexedSource | StreamingSource | TokenizedSource | ChatSource
 
 
 def open_source(dataset: str, dataset_path: str | None = None, text_column: str = "text") -> Source:
@@ -129,6 +184,10 @@ def open_source(dataset: str, dataset_path: str | None = None, text_column: str 
             from trainer.data.store import open_store
 
             return open_store(dataset_path)
+        if dataset == CHAT:
+            from trainer.data.chat import open_chat
+
+            return open_chat(dataset_path)
         if dataset == MEGATRON:
             from trainer.data.megatron import open_megatron
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from trainer.data.tokenizer_training import debug_tokenizer, train_sentencepiece
@@ -31,6 +32,14 @@ class Tokenizer(Protocol):
     @property
     def fingerprint(self) -> str:
         """Of the file's content and the begin and end tokens: equal where a text's ids are equal."""
+
+    @property
+    def file(self) -> Path | str:
+        """What `load_tokenizer` made it of."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of the tokens that no text gives, by name: what chat templates are made of."""
 
     @property
     def vocab_size(self) -> int:
@@ -72,6 +81,8 @@ class ByteTokenizer:
     """The 256 bytes of UTF-8, and a begin (256) and an end (257) token."""
 
     fingerprint = BYTE
+    file = BYTE
+    special_tokens: Mapping[str, int] = MappingProxyType({})
     vocab_size = 258
     bos_id = 256
     eos_id = 257

@@ -29,6 +29,9 @@ class SentencePieceTokenizer:
         self.vocab_size: int = self._model.vocab_size()
         self.bos_id = _or_none(self._model.bos_id())
         self.eos_id = _or_none(self._model.eos_id())
+        self.special_tokens = {
+            self._model.id_to_piece(i): i for i in range(self.vocab_size) if self._model.is_control(i)
+        }
         self.fingerprint = fingerprint(file, self.bos_id, self.eos_id)
 
     def encode(self, text: str, bos: bool, eos: bool) -> list[int]:
@@ -76,6 +79,8 @@ class HuggingFaceTokenizer:
         names = _special_names(file.parent / "tokenizer_config.json")
         self.bos_id = self._special(names.get("bos_token"), self._BEGIN)
         self.eos_id = self._special(names.get("eos_token"), self._END)
+        added = self._model.get_added_tokens_decoder()
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
         self.file = file
         self.fingerprint = fingerprint(file, self.bos_id, self.eos_id)
 
@@ -140,7 +145,7 @@ class TiktokenTokenizer:
         import tiktoken
 
         self.ranks = ranks = _read_ranks(file)
-        special = {name: len(ranks) + i for i, name in enumerate(self.SPECIAL)}
+        self.special_tokens = special = {name: len(ranks) + i for i, name in enumerate(self.SPECIAL)}
         self._model = tiktoken.Encoding(
             name=file.name, pat_str=self.PATTERN, mergeable_ranks=ranks, special_tokens=special
         )

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainer.data.sources import IndexedSource, Source, TokenizedSource
+from trainer.data.sources import ChatSource, IndexedSource, Source, StreamingSource, TokenizedSource
 from trainer.errors import ConfigurationError
 
 FILE_NAME = "tokenizer.model"
@@ -92,7 +92,7 @@ def sample(source: Source, size: int) -> Iterator[str]:
     """
     if isinstance(source, TokenizedSource):
         raise ConfigurationError(f"{source.name} holds tokens, a tokenizer is trained on text")
-    if isinstance(source, IndexedSource):
+    if not isinstance(source, StreamingSource):
         texts, most = _spread(source), size // min(_SAMPLE_DOCUMENTS, len(source))
     else:
         texts, most = source.documents(0), size
@@ -104,7 +104,7 @@ def sample(source: Source, size: int) -> Iterator[str]:
             return
 
 
-def _spread(source: IndexedSource) -> Iterator[str]:
+def _spread(source: IndexedSource | ChatSource) -> Iterator[str]:
     """Documents in an order of which every beginning is spread evenly: 0, 1/2, 1/4, 3/4, 1/8, ... of the way.
 
     The order is that of the bits of the index reversed (van der Corput), without repeats.
@@ -113,7 +113,10 @@ def _spread(source: IndexedSource) -> Iterator[str]:
     for step in range(1 << bits):
         index = int(format(step, f"0{bits}b")[::-1], 2)
         if index < len(source):
-            yield source.read(index)
+            document = source.read(index)
+            yield (
+                document if isinstance(document, str) else "\n".join(message.content for message in document)
+            )
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:

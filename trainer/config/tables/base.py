@@ -31,7 +31,7 @@ class Allowed:
     text: str
 
 
-def _tuple(value: object) -> object:
+def as_tuple(value: object) -> object:
     # TOML has arrays only; a frozen class holds a tuple.
     return tuple(value) if isinstance(value, list) else value
 
@@ -39,12 +39,18 @@ def _tuple(value: object) -> object:
 def _split(value: object) -> object:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    return _tuple(value)
+    return as_tuple(value)
 
 
 def _rest_or_positive(value: int) -> int:
     if value < 1 and value != -1:
         raise PydanticCustomError("neither_degree_nor_rest", "is neither a number of ranks nor -1")
+    return value
+
+
+def _all_or_positive(value: int) -> int:
+    if value < 1 and value != -1:
+        raise PydanticCustomError("neither_batches_nor_all", "is neither a number of batches nor -1")
     return value
 
 
@@ -68,9 +74,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
 DegreeOrRest = Annotated[
     int, AfterValidator(_rest_or_positive), Allowed("integer ≥ 1, or -1: all that remain")
 ]
+BatchesOrAll = Annotated[int, AfterValidator(_all_or_positive), Allowed("integer ≥ 1, or -1: the whole set")]
 EveryNthOrOperations = Annotated[
     str,
     AfterValidator(_every_nth_or_operations),
@@ -80,7 +89,7 @@ Names = Annotated[
     tuple[str, ...], BeforeValidator(_split), Allowed("list of strings, or one string with commas")
 ]
 Steps = Annotated[
-    tuple[Positive, ...], BeforeValidator(_tuple), Allowed("list of step numbers, each an integer ≥ 1")
+    tuple[Positive, ...], BeforeValidator(as_tuple), Allowed("list of step numbers, each an integer ≥ 1")
 ]
 Duration = Annotated[
     Positive,
@@ -88,5 +97,5 @@ Duration = Annotated[
     Allowed('time such as "2:00:00" or "1-12:00:00", or a number of seconds ≥ 1'),
 ]
 Betas = Annotated[
-    tuple[BelowOne, BelowOne], BeforeValidator(_tuple), Allowed("list of two numbers ≥ 0 and < 1")
+    tuple[BelowOne, BelowOne], BeforeValidator(as_tuple), Allowed("list of two numbers ≥ 0 and < 1")
 ]

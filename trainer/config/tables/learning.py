@@ -3,17 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trainer.config.tables.base import (
     Allowed,
+    BatchesOrAll,
     BelowOne,
     Betas,
     DegreeOrRest,
+    Name,
     NotNegative,
     Positive,
     Table,
     Text,
+    as_tuple,
 )
 
 
@@ -208,6 +211,29 @@ class Training(Table):
     not depend on what was learned."""
 
 
+class ValidationSet(Table):
+    """A data set in [[validation.sets]]."""
+
+    name: Name
+    dataset: Text = "text"
+    dataset_path: Text | None = None
+    text_column: Text = "text"
+    steps: BatchesOrAll | None = None
+
+
+class DataSource(Table):
+    """A data set in [[data.sources]]."""
+
+    name: Name
+    dataset: Text = "text"
+    dataset_path: Text | None = None
+    text_column: Text = "text"
+    weight: float = Field(default=1.0, gt=0)
+    epochs: Positive | None = None
+    limit_tokens: Positive | None = None
+    limit_documents: Positive | None = None
+
+
 class Validation(Table):
     """Loss on text that is not trained on."""
 
@@ -223,8 +249,17 @@ class Validation(Table):
     freq: Positive = 100
     """Training steps from one validation to the next. The last step is followed by one too."""
 
-    steps: Positive = 10
-    """Batches of one validation."""
+    steps: BatchesOrAll = 10
+    """Batches of one validation; -1: the whole set, once, ended by all ranks after the same batch."""
+
+    sets: Annotated[
+        tuple[ValidationSet, ...],
+        BeforeValidator(as_tuple),
+        Allowed("tables [[validation.sets]]: name, dataset, dataset_path, text_column, steps"),
+    ] = ()
+    """Several sets, in place of dataset and dataset_path: name (letters, digits, - and _), dataset ("text" where it is
+    unset), dataset_path, text_column, steps (as above where it is unset). Each has its loss logged as
+    validation_loss/<name>; validation_loss is then the mean over the tokens of all."""
 
     batch_size: Positive | None = None
     """Sequences of one data-parallel rank in one batch. Unset: like training."""
@@ -237,7 +272,26 @@ class Data(Table):
     """From documents to sequences."""
 
     shuffle: bool = True
-    """Read documents in a random order, another one in each epoch, decided by training.seed."""
+    """Read documents in a random order, another one in each epoch, decided by training.seed. For data that is streamed,
+    see shuffle_buffer."""
+
+    shuffle_buffer: Positive = 1
+    """Documents of streamed data that are shuffled among themselves: so many consecutive ones at a time are read before
+    the first is used. 1: they are used as they come. A resumed run reads those of its place again, and none is lost."""
+
+    sources: Annotated[
+        tuple[DataSource, ...],
+        BeforeValidator(as_tuple),
+        Allowed(
+            "tables [[data.sources]]: name, dataset, dataset_path, text_column, weight, epochs, limit_tokens, "
+            "limit_documents"
+        ),
+    ] = ()
+    """A mixture, in place of training.dataset: name (letters, digits, - and _), dataset ("text" where it is unset),
+    dataset_path, text_column; weight (1 where it is unset): its share of the sequences is its weight over the sum of
+    all; epochs: as below, of this source; limit_tokens: it ends after so many; limit_documents: only the first so many
+    are read in each epoch. A source that has ended is left out, and the others share the rest by their weights; one
+    without epochs and limit_tokens begins again for ever. See docs/data.md."""
 
     add_bos: bool = True
     """Begin each document with the token for that."""
@@ -248,6 +302,25 @@ class Data(Table):
     mask_documents: bool = False
     """Documents that share a sequence do not see each other: attention ends where a document begins, positions begin
     again at 0 there, and its first token is nobody's label. Otherwise each token sees all before it."""
+
+    packing: Literal["cut", "best_fit"] = "cut"
+    """From documents to sequences. "cut": documents one after the other, cut where a sequence is full. "best_fit":
+    documents stay whole where they fit into a sequence, which is chosen so that little is left to fill up; no label
+    crosses from one document to the next."""
+
+    packing_lookahead: Positive = 64
+    """Sequences that best_fit packs at a time: more of them are filled better, and have to be read before the first."""
+
+    workers: NotNegative = 0
+    """Processes of each rank that tokenize ahead. 0: a thread of the rank does. The tokens are the same."""
+
+    on_error: Literal["skip", "stop"] = "skip"
+    """Documents that are bad (broken UTF-8, a broken line) are reported with file and position. "skip": left out, or
+    kept with U+FFFD for the bytes that are broken, and counted in the metrics; "stop": the end of the run."""
+
+    chat_template: Literal["plain", "chatml", "llama3", "tokenizer"] | None = None
+    """How the messages of dataset "chat" become text. "plain": one after the other; "tokenizer": as the chat_template
+    in the tokenizer_config.json beside the tokenizer says. Unset: that one if there is one, else "chatml"."""
 
     epochs: Positive | None = None
     """Read the corpus so many times, then end. Unset: repeat until training.steps."""
