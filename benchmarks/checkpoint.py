@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint.py [--gigabytes 1] [--folder FOLDER] [--repeats 5]
 
-On one process, with a model and AdamW's state of random numbers. Prints, as medians of the repeats, taken in turn:
+On one process, with a model and AdamW's state of random numbers. Prints, for the best of the repeats, taken in turn:
 
 - how long training waits for an asynchronous save against a synchronous one: at most 10 % is the goal. A step is
   made between the saves, for the time that a save takes, so that the next one need not wait for it.
@@ -16,10 +16,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,10 +69,23 @@ def manager(folder: Path, mode: str = "disabled", verify: str = "full") -> Check
     return CheckpointManager(LocalRoot(folder), settings, layout="1", device=torch.device("cpu"))
 
 
-def seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of the clock, and of the processor in this thread: the latter hardly depend on what runs beside."""
+
+    clock: float
+    processor: float
+
+
+def taken(action: Callable[[], object]) -> Taken:
+    clock, processor = time.perf_counter(), time.thread_time()
     action()
-    return time.perf_counter() - started
+    return Taken(time.perf_counter() - clock, time.thread_time() - processor)
+
+
+def best(values: list[Taken]) -> Taken:
+    """Of all repeats but the first, which warms up."""
+    return Taken(min(v.clock for v in values[1:]), min(v.processor for v in values[1:]))
 
 
 def copy(source: Path, target: Path) -> None:
@@ -102,36 +115,39 @@ def main() -> None:
     arguments = parser.parse_args()
     state = made_state(arguments.gigabytes)
     modes = ("disabled", "async", "async_with_pinned_mem")
-    times: dict[str, list[float]] = {name: [] for name in (*modes, "copy", "read", "full", "sizes")}
+    times: dict[str, list[Taken]] = {name: [] for name in (*modes, "copy", "read", "full", "sizes")}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)
         managers = {mode: manager(folder / mode, mode) for mode in modes}
         for repeat in range(arguments.repeats + 1):
             step = repeat + 1
             for mode, checkpoints in managers.items():
-                waited = seconds(lambda c=checkpoints, s=step: c.maybe_save(s, state))  # type: ignore[misc]
+                waited = taken(lambda c=checkpoints, s=step: c.maybe_save(s, state))  # type: ignore[misc]
                 checkpoints.complete()
                 times[mode].append(waited)
             saved = folder / "disabled" / f"step-{step}"
-            times["copy"].append(seconds(lambda s=saved: copy(s, folder / "copy")))  # type: ignore[misc]
+            times["copy"].append(taken(lambda s=saved: copy(s, folder / "copy")))  # type: ignore[misc]
             shutil.rmtree(folder / "copy")
-            times["read"].append(seconds(lambda s=saved: read(s)))  # type: ignore[misc]
+            times["read"].append(taken(lambda s=saved: read(s)))  # type: ignore[misc]
             for verify in ("full", "sizes"):
                 loading = manager(folder / "disabled", verify=verify)
-                times[verify].append(seconds(lambda m=loading: m.load(state)))  # type: ignore[misc]
+                times[verify].append(taken(lambda m=loading: m.load(state)))  # type: ignore[misc]
         size = sum(path.stat().st_size for path in saved.iterdir())
-    median = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first warms up
+    times_of = {name: best(values) for name, values in times.items()}
     print(f"checkpoint of {size / 1e9:.2f} GB, {arguments.repeats} repeats, {os.cpu_count()} cores")
+    whole = times_of["disabled"]
     for mode in modes[1:]:
+        waits = times_of[mode]
         print(
-            f"training waits, {mode}: {median[mode]:.3f} s of {median['disabled']:.3f} s, "
-            f"{median[mode] / median['disabled']:.1%}"
+            f"training waits, {mode}: {waits.clock:.3f} s of {whole.clock:.3f} s, {waits.clock / whole.clock:.1%}; "
+            f"processor {waits.processor:.3f} s of {whole.processor:.3f} s, {waits.processor / whole.processor:.1%}"
         )
-    for what, against in (("disabled", "copy"), ("full", "read"), ("sizes", "read")):
-        name = "save" if what == "disabled" else f"load, verify = {what}"
+    for name, against in (("disabled", "copy"), ("full", "read"), ("sizes", "read")):
+        what = "save" if name == "disabled" else f"load, verify = {name}"
+        ours, theirs = times_of[name], times_of[against]
         print(
-            f"{name}: {size / median[what] / 1e9:.2f} GB/s against {against} {size / median[against] / 1e9:.2f} GB/s, "
-            f"ratio {median[against] / median[what]:.2f}"
+            f"{what}: {size / ours.clock / 1e9:.2f} GB/s against {against} {size / theirs.clock / 1e9:.2f} GB/s, "
+            f"ratio {theirs.clock / ours.clock:.2f}; processor {ours.processor:.3f} s against {theirs.processor:.3f} s"
         )
 
 
