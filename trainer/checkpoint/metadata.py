@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -37,6 +38,7 @@ _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata",
         "TensorStorageMetadata",
+        "BytesStorageMetadata",
         "TensorProperties",
         "ChunkStorageMetadata",
         "MetadataIndex",
@@ -51,6 +53,7 @@ _ALLOWED = {
 # Whose attributes a description may set: objects of these, never a class or anything else.
 _BUILT = (
     Metadata,
+    BytesStorageMetadata,
     TensorStorageMetadata,
     TensorProperties,
     ChunkStorageMetadata,
@@ -104,8 +107,10 @@ _Unpickler.dispatch = {code: _Python.dispatch[code] for code in (getattr(pickle,
 _Unpickler.dispatch[pickle.BUILD[0]] = _Unpickler.load_build
 
 
-def read_metadata(folder: Folder) -> Metadata:
+def read_metadata(folder: Folder, *, objects: bool = False) -> Metadata:
     """The description of all tensors of a checkpoint, each of which is in the folder's files.
+
+    `objects`: there may be pickled objects beside the tensors, which are left out. Ours have none.
 
     Raises:
         InvalidCheckpoint: it cannot be read, is not harmless, or does not fit the files.
@@ -125,12 +130,22 @@ def read_metadata(folder: Folder) -> Metadata:
     if not isinstance(metadata, Metadata):
         raise InvalidCheckpoint(f"{METADATA_NAME} does not describe a checkpoint")
     try:
+        if objects:
+            _leave_out_objects(metadata)
         _check(metadata, sizes)
     except InvalidCheckpoint:
         raise
     except Exception as error:
         raise InvalidCheckpoint(f"{METADATA_NAME} cannot be understood: {error}") from error
     return metadata
+
+
+def _leave_out_objects(metadata: Metadata) -> None:
+    tensors = metadata.state_dict_metadata
+    for name in [name for name, saved in tensors.items() if isinstance(saved, BytesStorageMetadata)]:
+        del tensors[name]
+    for index in [index for index in metadata.storage_data if index.fqn not in tensors]:
+        del metadata.storage_data[index]
 
 
 def _check(metadata: Metadata, sizes: Mapping[str, int]) -> None:

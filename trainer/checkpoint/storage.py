@@ -59,10 +59,13 @@ def write_tensors(
 class CheckpointReader:
     """The tensors of one checkpoint, whose files have been verified before."""
 
-    def __init__(self, folder: Path | Folder) -> None:
-        """Raises InvalidCheckpoint if the description of its tensors cannot be read or is not harmless."""
+    def __init__(self, folder: Path | Folder, metadata: Metadata | None = None) -> None:
+        """`metadata`: the description of its tensors, if it has been read already.
+
+        Raises InvalidCheckpoint if it cannot be read or is not harmless.
+        """
         self._folder = as_folder(folder)
-        self._metadata = read_metadata(self._folder)
+        self._metadata = read_metadata(self._folder) if metadata is None else metadata
 
     def names(self, section: str) -> set[str]:
         """Names of the saved tensors of a section, e.g. "model"."""

@@ -20,6 +20,7 @@ from trainer.errors import ConfigurationError
 from trainer.weights.folder import is_hugging_face_folder, read_config
 from trainer.weights.hugging_face import open_model
 from trainer.weights.naming import differences, sizes_of
+from trainer.weights.torchtitan import is_torchtitan_folder, open_torchtitan
 
 
 def load_initial(
@@ -49,6 +50,14 @@ def load_initial(
         model = ranks.agreed(lambda: open_model(path, sizes, [of]))
         restore_weights(model.reader, state.model_parts, ranks)
         say(f"weights of {path}{_notice(path, sizes, of)}")
+        return 0
+    if ranks.on_first(lambda: is_torchtitan_folder(path)):
+        if not table.initial_load_model_only:
+            raise ConfigurationError(
+                f"checkpoint.initial_load_model_only = false: {path} is of torchtitan, of which the weights are loaded"
+            )
+        restore_weights(ranks.agreed(lambda: open_torchtitan(path)), state.model_parts, ranks)
+        say(f"weights of {path}, a checkpoint of torchtitan")
         return 0
     # One rank verifies the checksums, for all.
     step_folder = ranks.on_first(lambda: _find(table.initial_load_path or "", path))
