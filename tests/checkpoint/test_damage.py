@@ -18,7 +18,7 @@ from tests.checkpoint.tiny import Layout, Run, manager
 from trainer.errors import StagelineError
 
 SEED = int(os.environ.get("STAGELINE_FLIP_SEED", random.randrange(10**6)))
-DRAWN = 60  # of each file
+DRAWN = 30  # of each file
 
 pytestmark = pytest.mark.timeout(3600 if os.environ.get("STAGELINE_FLIPS") == "all" else 300)
 

@@ -77,7 +77,9 @@ def float8_filters_name_something(config: Config, _world_size: int | None) -> It
         elif not any(given in name for name in names):
             parts = {name.split(".", 2)[-1] for name in names}
             yield Problem(
-                ("float8.filter_fqns", "model.name"), f"{given} is in no name", suggestion=nearest(given, parts)
+                ("float8.filter_fqns", "model.name"),
+                f"{given} is in no name",
+                suggestion=nearest(given, parts),
             )
 
 
