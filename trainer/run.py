@@ -36,8 +36,8 @@ from trainer.process import RankProcess
 from trainer.profiling import Profiler
 from trainer.reporting import Reporter
 from trainer.run_folder import RunFolder
-from trainer.stragglers import Stragglers
 from trainer.run_state import Phase
+from trainer.stragglers import Stragglers
 from trainer.time_limit import TimeLimit
 from trainer.weights.exporting import export_trained
 from trainer.weights.initial import load_initial
@@ -127,6 +127,10 @@ class Run:
         self._process.stop.note_only()
         try:
             self._completed = self._loop.run([*listeners, self._replicas, self._saving])
+        except TrainingFailed:
+            # On all ranks after the same step: a checkpoint that is being written is one to look into.
+            self._checkpoints.complete()
+            raise
         except DataExhausted as end:
             if self._loop.step == 0:
                 raise
