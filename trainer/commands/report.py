@@ -6,6 +6,7 @@ One run, into its folder as report.html:
 Several over each other, with what differs in their configurations, into ./report.html or another file:
     stageline report outputs/debug outputs/pipeline --output comparison.html
 
+A study's folder stands for its runs; several runs are ranked by their losses, with the settings in which they differ.
 The page has curves, measured timelines, plan, configuration and environment. It loads nothing from the network.
 """
 
@@ -29,7 +30,7 @@ def run(argv: list[str]) -> int:
     from trainer.report.run import read_runs
 
     arguments = _parser().parse_args(argv)
-    runs = read_runs(arguments.run_folders)
+    runs = read_runs([folder for given in arguments.run_folders for folder in _folders(given)])
     output = arguments.output or (runs[0].path / _NAME if len(runs) == 1 else Path(_NAME))
     defaults = {
         f"{table}.{key}": value
@@ -42,6 +43,14 @@ def run(argv: list[str]) -> int:
             print(f"{each.name}: {problem}")
     print(f"wrote {output}")
     return ExitCode.DONE
+
+
+def _folders(given: Path) -> list[Path]:
+    """A folder that is no run's but holds some, such as a study's, stands for them."""
+    from trainer.commands.status import is_run
+
+    below = [] if is_run(given) or not given.is_dir() else sorted(filter(is_run, given.iterdir()))
+    return below or [given]
 
 
 def _write(path: Path, text: str) -> None:

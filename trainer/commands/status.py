@@ -49,9 +49,9 @@ def run_folders(given: Path) -> list[Path]:
     """The run in a folder, or the runs below it. Raises ConfigurationError if there are none."""
     if not given.is_dir():
         raise ConfigurationError(f"there is no folder {given}")
-    if _is_run(given):
+    if is_run(given):
         return [given]
-    below = sorted(each for each in given.iterdir() if each.is_dir() and _is_run(each))
+    below = sorted(each for each in given.iterdir() if each.is_dir() and is_run(each))
     if not below:
         raise ConfigurationError(f"{given} is not the folder of a run, nor are there any in it")
     return below
@@ -116,7 +116,8 @@ def _show_errors(folders: Sequence[Path]) -> int:
     return ExitCode.DONE
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 

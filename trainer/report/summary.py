@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.errors import ExitCode
 from trainer.report.html import Html, element, joined
+from trainer.report.ranking import ranking
 from trainer.report.run import Run
 from trainer.report.series import Series
 from trainer.report.widgets import Fact, comparison, opens, section, tiles
@@ -22,7 +23,7 @@ def summary(runs: Sequence[Run]) -> Html:
     """The key figures of the runs, and what could not be read of them."""
     columns = [list(_figures(run)) for run in runs]
     shown = tiles(columns[0]) if len(runs) == 1 else comparison([run.name for run in runs], columns)
-    return section("summary", "Summary", shown, _problems(runs))
+    return section("summary", "Summary", shown, ranking(runs), _problems(runs))
 
 
 def _figures(run: Run) -> Iterator[Fact]:
