@@ -46,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, str(_TRAIN), *arguments])
     try:
         if is_study(arguments):
-            from trainer.commands.sweep import run as run_study
-
-            return run_study(arguments)
+            os.execv(sys.executable, [sys.executable, "-m", "trainer.commands.main", "sweep", *arguments])
         allocation = Allocation.find(os.environ)
         if allocation is not None:
             return _run_in(allocation, arguments)
@@ -69,7 +67,10 @@ def _run(arguments: Sequence[str], processes: int, restarts: int) -> int:
     requests = Requests()
     for restart in range(restarts + 1):
         if restart:
-            print(f"stageline: starting again from the last checkpoint, {restart} of {restarts}", file=sys.stderr)
+            print(
+                f"stageline: starting again from the last checkpoint, {restart} of {restarts}",
+                file=sys.stderr,
+            )
         code = _Job.start(arguments, processes, requests).wait()
         if code != ExitCode.RANK_FAILED or requests.first is not None:
             break

@@ -14,10 +14,11 @@ from typing import Any
 
 import tomli
 
-from trainer.errors import ExitCode
+from trainer.errors import ConfigurationError, ExitCode
 from trainer.metrics import FILE_NAME as METRICS
 from trainer.run_state import Phase, RunState, read_state
 
+_MARKS = ("config.toml", "metrics.jsonl", "state.json", "plan.json")
 _END = 2**16  # bytes of a file's end that are read
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _LOGGED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) rank (\d+) (\w+) (.*)")
@@ -198,6 +199,26 @@ def _errors(lines: list[str]) -> Iterator[LoggedError]:
         current = LoggedError(match[1], int(match[2]), match[4]) if serious else None
     if current is not None:
         yield current
+
+
+# Folders
+
+
+def run_folders(given: Path) -> list[Path]:
+    """The run in a folder, or the runs below it. Raises ConfigurationError if there are none."""
+    if not given.is_dir():
+        raise ConfigurationError(f"there is no folder {given}")
+    if is_run(given):
+        return [given]
+    below = sorted(each for each in given.iterdir() if each.is_dir() and is_run(each))
+    if not below:
+        raise ConfigurationError(f"{given} is not the folder of a run, nor are there any in it")
+    return below
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
+    return any((folder / mark).exists() for mark in _MARKS)
 
 
 # Files

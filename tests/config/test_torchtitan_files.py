@@ -143,7 +143,7 @@ MEANING: dict[str, dict[str, Any]] = {
 }
 
 # What only some epochs could say.
-BESIDES = {
+BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("own_text", "january_2025"): {"model.norm_type": "layernorm", "lr_scheduler.decay_ratio": None},
     ("own_text", "0.1"): {
         "lr_scheduler.decay_ratio": 0.2,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from models.registry import family
 from tests.distributed.program import run, tiny, values
@@ -35,7 +35,7 @@ def torchtitan_folder(folder: Path, weights: dict[str, Tensor], *, flat: bool = 
     state["lr_scheduler"] = {"last_epoch": 7}
     state["dataloader"] = {"dp_rank_0": b"\x80\x04."}
     state["train_state"] = {"step": torch.tensor(7), "log": io.BytesIO(b"pickled")}
-    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer.errors import ConfigurationError, ExitCode
+from trainer.status import is_run
 
 _NAME = "report.html"
 
@@ -47,8 +48,6 @@ def run(argv: list[str]) -> int:
 
 def _folders(given: Path) -> list[Path]:
     """A folder that is no run's but holds some, such as a study's, stands for them."""
-    from trainer.commands.status import is_run
-
     below = [] if is_run(given) or not given.is_dir() else sorted(filter(is_run, given.iterdir()))
     return below or [given]
 

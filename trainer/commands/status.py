@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.errors import ConfigurationError, ExitCode
-from trainer.status import Standing, Status, read_errors, read_status
+from trainer.errors import ExitCode
+from trainer.status import Standing, Status, read_errors, read_status, run_folders
 
-_MARKS = ("config.toml", "metrics.jsonl", "state.json", "plan.json")
 _COLOURS = {
     Standing.RUNNING: "cyan",
     Standing.FINISHED: "green",
@@ -43,18 +42,6 @@ def run(argv: list[str]) -> int:
     else:
         show(found)
     return ExitCode.RANK_FAILED if any(status.standing in _BAD for status in found) else ExitCode.DONE
-
-
-def run_folders(given: Path) -> list[Path]:
-    """The run in a folder, or the runs below it. Raises ConfigurationError if there are none."""
-    if not given.is_dir():
-        raise ConfigurationError(f"there is no folder {given}")
-    if is_run(given):
-        return [given]
-    below = sorted(each for each in given.iterdir() if each.is_dir() and is_run(each))
-    if not below:
-        raise ConfigurationError(f"{given} is not the folder of a run, nor are there any in it")
-    return below
 
 
 def show(found: Sequence[Status]) -> None:
@@ -114,11 +101,6 @@ def _show_errors(folders: Sequence[Path]) -> int:
         if (reason := read_status(folder).error) is not None:
             print(f"{folder}: ended by: {reason}")
     return ExitCode.DONE
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a run has written into the folder."""
-    return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _parser() -> argparse.ArgumentParser:
