@@ -105,8 +105,8 @@ class Checkpoint(Table):
 
     initial_load_path: Text | None = None
     """Start from these weights where the run has no checkpoint of its own yet: a Hugging Face folder, a run folder
-    (its latest valid checkpoint) or one of its step-N folders; or the URL of a folder of checkpoints or of a step-N.
-    Step 0, a fresh optimizer, the data from the start."""
+    (its latest valid checkpoint) or one of its step-N folders; or the URL of a folder of checkpoints or of a step-N;
+    or a step folder of torchtitan, of a Llama. Step 0, a fresh optimizer, the data from the start."""
 
     initial_load_in_hf: bool = False
     """Insist that initial_load_path is a Hugging Face folder; else it is recognised by its config.json."""
