@@ -28,7 +28,13 @@ HEAVY = {
 PLANNING = (
     *("trainer.launch", "trainer.stop", "trainer.errors", "trainer.run_folder"),
     *("trainer.config", "trainer.plan", "trainer.commands"),
-    *("models.registry", "models.sizes", "models.llama.sizes", "parallelisms.layout", "parallelisms.context.split"),
+    *(
+        "models.registry",
+        "models.sizes",
+        "models.llama.sizes",
+        "parallelisms.layout",
+        "parallelisms.context.split",
+    ),
     "parallelisms.tensor_plan",
     *("models.hf", "models.llama.hf", "models.qwen3.hf", "models.qwen3_moe.hf", "models.deepseek_v3.hf"),
     *("trainer.weights.naming", "trainer.weights.folder", "trainer.weights.safetensors_format"),

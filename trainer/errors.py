@@ -47,3 +47,9 @@ class RankMissing(StagelineError):
     """The ranks did not find each other. Without a message on ranks that have nothing to add to another's."""
 
     exit_code = ExitCode.RANK_FAILED
+
+
+class RankFailed(StagelineError):
+    """A rank is not fit to go on, and all ranks have agreed on that."""
+
+    exit_code = ExitCode.RANK_FAILED

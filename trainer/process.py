@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainer import flight_recorder
+from trainer.cluster.affinity import bind
 from trainer.cluster.interfaces import interface_variables
 from trainer.cluster.meeting import meet, reach
 from trainer.cluster.ranks import NODES
@@ -74,6 +75,7 @@ class RankProcess:
         self.rank = identity.rank
         self.world_size = identity.world_size
         self.device = _device(identity.local_rank)
+        self._local_rank = identity.local_rank
         self.progress = Progress()
         self.stop = stop or StopRequest()
         self._comm = config.comm
@@ -89,6 +91,9 @@ class RankProcess:
     def __enter__(self) -> Self:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        if self._comm.bind_processes:
+            local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+            bind(self._local_rank, local_size, _pci_address(self.device))
         self._failure_record.unlink(missing_ok=True)
         store = self._connect()
         limits = Limits(self._comm.init_timeout_seconds, self._comm.train_timeout_seconds)
@@ -182,3 +187,10 @@ def _device(local_rank: int) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def _pci_address(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    found: Any = torch.cuda.get_device_properties(device)
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

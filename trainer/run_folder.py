@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from trainer.config.load import Loaded, config_to_toml
 from trainer.environment import describe_environment
-from trainer.secrets import redact
 from trainer.run_state import Phase, RunState, read_state, write_state
+from trainer.secrets import redact
 
 if TYPE_CHECKING:
     from trainer.plan.plan import Plan

@@ -244,7 +244,11 @@ class Watchdog:
             deadline = time.monotonic() + _GRACE
             while self._store.add("ended", 0) < self._world_size - 1 and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if not failure.stack and failure.rank == self._rank and threading.current_thread() is self._thread:
+            if (
+                not failure.stack
+                and failure.rank == self._rank
+                and threading.current_thread() is self._thread
+            ):
                 failure = replace(failure, stack=_stack_of(self._main_thread))
             self._print(failure)
             self._store.set("printed", "1")

@@ -192,7 +192,7 @@ def test_functions_that_are_not_here_and_slips_in_old_spellings_are_refused_by_n
         ("--model.hf_assets_path tests", "model.tokenizer_path", "tests"),
         ("--optimizer.implementation fused", "optimizer.fused", True),
         ("--optimizer.beta1 0.5", "optimizer.betas", (0.5, 0.95)),
-        ("--model.converters [\"quantize.linear.float8\"]", "float8.enable_float8_linear", True),
+        ('--model.converters ["quantize.linear.float8"]', "float8.enable_float8_linear", True),
         ("--quantize.linear.float8.filter_fqns output", "float8.filter_fqns", ("output",)),
         ("--training.data_parallel_degree 1", "training.data_parallel_shard_degree", 1),
         (

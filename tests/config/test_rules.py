@@ -251,7 +251,10 @@ def test_all_broken_rules_are_reported_at_once() -> None:
     [
         (["--training.warmup_steps", "300"], "does not reach optimizer.lr"),
         (["--training.warmup_steps", "190"], "leaves 10 of the 40 steps"),
-        (["--optimizer.state_dtype", "bfloat16", "--optimizer.betas", "[0.9,0.999]"], "a mean stays where it is"),
+        (
+            ["--optimizer.state_dtype", "bfloat16", "--optimizer.betas", "[0.9,0.999]"],
+            "a mean stays where it is",
+        ),
         (["--training.seq_len", "9000"], "beyond the 8192 positions"),
     ],
 )

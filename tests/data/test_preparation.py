@@ -282,6 +282,15 @@ def test_a_wrong_column_and_a_corpus_without_text_are_refused(tmp_path: Path) ->
         make_store(tmp_path / "o", "jsonl", tmp_path / "x.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("dataset", "words"), [("chat", "tokenized while training"), ("store", "tokens already")]
+)
+def test_what_cannot_become_a_store_is_refused(tmp_path: Path, dataset: str, words: str) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(ConfigurationError, match=words):
+        make_store(tmp_path / "o", dataset, tmp_path / "x.jsonl")
+
+
 def test_the_command_makes_and_verifies_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_texts(tmp_path / "corpus", SENTENCES)
     arguments = ["--tokenizer", "byte", "--workers", "1", "--dataset", "text", "--dataset-path"]

@@ -23,7 +23,18 @@ from tests.distributed.training_run import write_corpus
 from trainer.ports import free_port
 
 # What may differ between two runs of the same training.
-TIMES = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes"})
+TIMES = frozenset(
+    {
+        "tokens_per_second",
+        "step_seconds",
+        "data_seconds",
+        "mfu",
+        "memory_bytes",
+        "compute_seconds_median",
+        "compute_seconds_max",
+        "slowest_rank",
+    }
+)
 
 _TINY = (
     "--model.tokenizer_path byte --model.override.dim 32 --model.override.n_layers 4 --model.override.n_heads 4 "

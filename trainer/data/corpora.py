@@ -193,9 +193,11 @@ def open_corpus(dataset: str, dataset_path: str | None, text_column: str) -> Cor
         raise ConfigurationError(f'dataset "{dataset}" holds tokens already')
     else:
         source = open_source(dataset, dataset_path, text_column)
-        assert isinstance(
-            source, StreamingSource
-        )  # what has an index is handled above, or refused for its path
+        if not isinstance(source, StreamingSource):
+            raise ConfigurationError(
+                f'dataset "{dataset}" is tokenized while training; a store is made of plain text: '
+                f"{', '.join((PYTHON_DOCS, TEXT, *TABLES))}, or a data set of the hub"
+            )
         corpus = StreamCorpus(source)
     corpus.check()
     return corpus

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.data.errors import SourceFailed
-from trainer.data.sources import IndexedSource
+from trainer.data.sources import FlawedText, IndexedSource
 from trainer.errors import ConfigurationError
 
 LONGEST_DOCUMENT = 4 << 20
@@ -72,10 +72,14 @@ class FileSource(IndexedSource):
     def read(self, index: int) -> str:
         part = self.parts[index]
         try:
-            _, content = part.read()
+            begin, content = part.read()
         except OSError as error:
             raise SourceFailed(f"{self.name}: {part.file.path} cannot be read: {error.strerror}") from error
-        return content.decode(part.encoding, errors="replace")
+        try:
+            return content.decode(part.encoding)
+        except UnicodeDecodeError as error:
+            flaw = f"{part.file.path}, byte {begin + error.start}: broken UTF-8: {error.reason}"
+            return FlawedText(content.decode(part.encoding, errors="replace"), flaw)
 
 
 def python_docs() -> FileSource:

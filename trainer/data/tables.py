@@ -13,7 +13,7 @@ from typing import Any
 from trainer.data.errors import SourceFailed
 from trainer.data.files import FoundFile, fingerprint, matching_files
 from trainer.data.quiet import quiet_datasets
-from trainer.data.sources import IndexedSource
+from trainer.data.sources import FlawedText, IndexedSource
 from trainer.errors import ConfigurationError
 
 SUFFIXES = {
@@ -55,7 +55,7 @@ class TableSource(IndexedSource):
         """The text of a row whose bytes are not UTF-8, with U+FFFD for what is broken."""
         cell = self._rows.with_format("arrow")[index : index + 1][self._column].cast("binary")[0]
         content: bytes = cell.as_py()
-        return content.decode("utf-8", errors="replace")
+        return FlawedText(content.decode("utf-8", errors="replace"), f"row {index}: broken UTF-8")
 
 
 def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:

@@ -69,6 +69,8 @@ RULES: tuple[Rule, ...] = (
     pipeline.batch_covers_the_microbatches,
     data.dataset_is_known,
     data.dataset_path_is_given_where_needed,
+    data.names_of_data_differ,
+    data.data_is_named_once,
 )
 """Of the configuration alone: the same answer on every machine."""
 

@@ -23,13 +23,15 @@ class _Dataset:
     name: str
     path: str | None
 
+    list_of: str | None = None  # the key of the list that it is an entry of
+
     @property
     def keys(self) -> tuple[str, ...]:
-        return (f"{self.table}.dataset",)
+        return (self.list_of or f"{self.table}.dataset",)
 
     @property
     def path_keys(self) -> tuple[str, ...]:
-        return (f"{self.table}.dataset_path", *self.keys)
+        return self.keys if self.list_of else (f"{self.table}.dataset_path", *self.keys)
 
 
 def dataset_is_known(config: Config, _world_size: int | None) -> Iterator[Problem]:
@@ -52,7 +54,29 @@ def dataset_path_is_given_where_needed(config: Config, _world_size: int | None) 
             )
         elif used.name in LOCAL and used.name != PYTHON_DOCS and not used.path:
             message = f"needs {used.table}.dataset_path: a file, a folder or a pattern"
-            yield Problem((*used.keys, f"{used.table}.dataset_path"), message, value=used.name)
+            yield Problem(tuple(dict.fromkeys((*used.keys, *used.path_keys))), message, value=used.name)
+
+
+def names_of_data_differ(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """A checkpoint and the metrics tell the sources of a mixture, and validation sets, by their names."""
+    for key, entries in (("data.sources", config.data.sources), ("validation.sets", config.validation.sets)):
+        names = [each.name for each in entries]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield Problem((key,), f"has {names.count(name)} entries of the name {name}", "a name for each")
+
+
+def data_is_named_once(config: Config, _world_size: int | None) -> Iterator[Problem]:
+    """With a list of sources or sets, the keys of the single one say nothing."""
+    training, checked = config.training, config.validation
+    single = {"dataset", "dataset_path", "text_column"}
+    if config.data.sources and training.model_dump(include=single) != type(training)().model_dump(
+        include=single
+    ):
+        keys = ("training.dataset", "training.dataset_path", "training.text_column", "data.sources")
+        yield Problem(keys, "says nothing beside data.sources", "one of them")
+    if checked.sets and (checked.dataset or checked.dataset_path):
+        keys = ("validation.dataset", "validation.dataset_path", "validation.sets")
+        yield Problem(keys, "says nothing beside validation.sets", "one of them")
 
 
 def tokenizer_path_exists(config: Config, _world_size: int | None) -> Iterator[Problem]:
@@ -84,7 +108,14 @@ def dataset_path_exists(config: Config, _world_size: int | None) -> Iterator[Pro
 
 def _datasets(config: Config) -> Iterator[_Dataset]:
     training, validation = config.training, config.validation
-    yield _Dataset("training", training.dataset, training.dataset_path)
+    for source in config.data.sources:
+        yield _Dataset("data.sources", source.dataset, source.dataset_path, "data.sources")
+    if not config.data.sources:
+        yield _Dataset("training", training.dataset, training.dataset_path)
+    if not validation.enable:
+        return
+    for held_out in validation.sets:
+        yield _Dataset("validation.sets", held_out.dataset, held_out.dataset_path, "validation.sets")
     # Validation without keys of its own reads what training reads.
-    if validation.enable and (validation.dataset or validation.dataset_path):
+    if validation.dataset or validation.dataset_path:
         yield _Dataset("validation", validation.dataset or training.dataset, validation.dataset_path)
