@@ -6,8 +6,7 @@ Options that are given replace the template's lines about the same; `./run_train
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.errors import ConfigurationError
@@ -39,9 +38,9 @@ def options_of(template: str) -> dict[str, str]:
     return {match[1]: match[2] or "" for match in matches if match is not None}
 
 
-def batch_script(template: str, options: Mapping[str, str], command: Sequence[str]) -> str:
-    """The template with these options and this command in it."""
+def batch_script(template: str, options: Mapping[str, str], command: str) -> str:
+    """The template with these options and this command, as the shell reads it, in it."""
     first, *lines = template.splitlines()
     kept = [line for line in lines if not ((match := _OPTION.fullmatch(line)) and match[1] in options)]
     given = [f"#SBATCH --{name}" + (f"={value}" if value else "") for name, value in options.items()]
-    return "\n".join([first, *given, *kept, ""]).replace(_LAUNCH, shlex.join(command))
+    return "\n".join([first, *given, *kept, ""]).replace(_LAUNCH, command)

@@ -40,9 +40,11 @@ def run(argv: list[str]) -> int:
     study = read_study(rest)
     if options.list:
         return _list(study)
-    check_study(study)
     if options.index is not None:
-        return run_one(study, options.index)
+        return run_one(
+            study, options.index
+        )  # of a task of an array, whose study was checked when it was submitted
+    check_study(study)
     todo = [each for each in study.runs if not read_status(each.folder).done]
     print(f"{study.name}: {len(study.runs)} runs, {len(study.runs) - len(todo)} finished, {len(todo)} to do")
     if options.dry_run:
