@@ -44,7 +44,7 @@ def test_ranks_that_are_all_there_meet() -> None:
 
 def test_ranks_that_do_not_come_are_named_with_the_hosts_from_which_nobody_came() -> None:
     said = meet_in_threads(range(2), 4, [HERE, "node7"])
-    assert said == {0: "ranks 2, 3; nobody came from node7 did not come within 1 s", 1: ""}
+    assert said == {0: "ranks 2, 3 did not come within 1 s, and nobody from node7", 1: ""}
 
 
 def test_a_host_that_gives_no_sign_of_life_is_named_before_patience_ends(
@@ -52,7 +52,9 @@ def test_a_host_that_gives_no_sign_of_life_is_named_before_patience_ends(
 ) -> None:
     monkeypatch.setattr(meeting, "_UNREACHABLE", 0.1)
     said = meet_in_threads(range(2), 4, [HERE, "node7", "node8"], node8="no route to host")
-    assert said[0].startswith(f"node8 cannot be reached from {HERE}: no route to host; ranks 2, 3")
+    assert said[0].startswith(
+        f"node8 cannot be reached from {HERE}: no route to host; ranks 2, 3 did not come"
+    )
     assert said[1] == ""
 
 

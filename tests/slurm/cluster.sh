@@ -57,8 +57,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=${SLURM_TEST_SLURMD_TIMEOUT:-20}
-MessageTimeout=10
+SlurmdTimeout=10
+MessageTimeout=5
 KillWait=20
 JobRequeue=1
 AccountingStorageType=accounting_storage/none

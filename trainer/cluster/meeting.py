@@ -101,7 +101,7 @@ class _Missing:
             if reason := self._out_of_reach(now):
                 return reason
             if now > deadline:
-                return f"{self._who()} did not come within {patience:.0f} s"
+                return f"{self._who()} within {patience:.0f} s{self._from_where()}"
             time.sleep(_PAUSE / 5)
 
     def _look(self) -> None:
@@ -119,13 +119,15 @@ class _Missing:
             if problem is None:
                 self._silent.pop(host, None)
             elif now - self._silent.setdefault(host, now) > _UNREACHABLE:
-                return f"{host} cannot be reached from {socket.gethostname()}: {problem}; {self._who()} did not come"
+                return f"{host} cannot be reached from {socket.gethostname()}: {problem}; {self._who()}"
         return ""
 
     def _who(self) -> str:
         ranks = ", ".join(map(str, sorted(self._ranks)[:8])) + (", ..." if len(self._ranks) > 8 else "")
-        hosts = f"; nobody came from {', '.join(self._hosts.values())}" if self._hosts else ""
-        return f"rank{'s' * (len(self._ranks) > 1)} {ranks}{hosts}"
+        return f"rank{'s' * (len(self._ranks) > 1)} {ranks} did not come"
+
+    def _from_where(self) -> str:
+        return f", and nobody from {', '.join(self._hosts.values())}" if self._hosts else ""
 
 
 def _short(host: str) -> str:
