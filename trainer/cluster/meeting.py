@@ -131,7 +131,9 @@ class _Missing:
 
 
 def _short(host: str) -> str:
-    return host.split(".")[0]
+    """Without the domain, which some know and others do not; an address as it is."""
+    first = host.split(".")[0]
+    return host if first.isdecimal() else first
 
 
 _REFUSED = "nobody listens there"
