@@ -147,7 +147,7 @@ class Job:
 
 def training(folder: Path, steps: int = STEPS) -> list[str]:
     checkpoints = "--checkpoint.enable_checkpoint true --checkpoint.interval 20 --checkpoint.keep_latest_k 2"
-    return tiny(folder, checkpoints, pipeline(2), steps=steps)
+    return tiny(folder, checkpoints, "--lr_scheduler.min_lr_factor 1.0", pipeline(2), steps=steps)
 
 
 def submit(cluster: Cluster, folder: Path, *options: str, steps: int = STEPS) -> Job:
