@@ -69,14 +69,19 @@ def data_is_named_once(config: Config, _world_size: int | None) -> Iterator[Prob
     """With a list of sources or sets, the keys of the single one say nothing."""
     training, checked = config.training, config.validation
     single = {"dataset", "dataset_path", "text_column"}
-    if config.data.sources and training.model_dump(include=single) != type(training)().model_dump(
-        include=single
-    ):
-        keys = ("training.dataset", "training.dataset_path", "training.text_column", "data.sources")
-        yield Problem(keys, "says nothing beside data.sources", "one of them")
+    untouched = type(training)().model_dump(include=single)
+    if config.data.sources and training.model_dump(include=single) != untouched:
+        yield Problem(
+            (*(f"training.{key}" for key in sorted(single)), "data.sources"),
+            "says nothing beside data.sources",
+            "one of them",
+        )
     if checked.sets and (checked.dataset or checked.dataset_path):
-        keys = ("validation.dataset", "validation.dataset_path", "validation.sets")
-        yield Problem(keys, "says nothing beside validation.sets", "one of them")
+        yield Problem(
+            ("validation.dataset", "validation.dataset_path", "validation.sets"),
+            "says nothing beside validation.sets",
+            "one of them",
+        )
 
 
 def tokenizer_path_exists(config: Config, _world_size: int | None) -> Iterator[Problem]:
