@@ -242,7 +242,8 @@ class Watchdog:
         self._store.add("ended", 1)
         if self._rank == failure.reporter:
             deadline = time.monotonic() + _GRACE
-            while self._store.add("ended", 0) < self._world_size - 1 and time.monotonic() < deadline:
+            able = self._world_size - (failure.rank != self._rank)  # another rank's failure is its death
+            while self._store.add("ended", 0) < able and time.monotonic() < deadline:
                 time.sleep(0.05)
             if (
                 not failure.stack

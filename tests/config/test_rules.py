@@ -57,6 +57,11 @@ def tp(degree: int) -> tuple[str, str]:
     return ("--training.tensor_parallel_degree", str(degree))
 
 
+def sources(*names: str) -> str:
+    """A list of data sources, as on the command line."""
+    return f"[{', '.join(f'{{name = {name!r}}}' for name in names)}]"
+
+
 # Rule, arguments that it lets pass, arguments that it refuses, what it says.
 CASES = [
     (model.name_is_a_known_family, ["--model.name", "llama2", "--model.flavor", "7B"], ["--model.name", "lama3"], "did you mean llama3"),
@@ -149,6 +154,10 @@ CASES = [
     (data.dataset_path_is_given_where_needed, ["--training.dataset", "text", "--training.dataset_path", "x"], ["--training.dataset", "text"], "needs training.dataset_path"),
     (data.dataset_path_is_given_where_needed, ["--validation.dataset", "text"], ["--validation.dataset", "text", "--validation.enable"], "needs validation.dataset_path"),
     (data.dataset_path_is_given_where_needed, [], ["--training.dataset_path", "x"], "is read from there"),
+    (data.names_of_data_differ, ["--data.sources", sources("a", "b")], ["--data.sources", sources("a", "a")], "has 2 entries of the name a; allowed: a name for each"),
+    (data.names_of_data_differ, ["--validation.sets", sources("a", "b")], ["--validation.sets", sources("a", "a")], "has 2 entries of the name a; allowed: a name for each"),
+    (data.data_is_named_once, ["--data.sources", sources("a")], ["--data.sources", sources("a"), "--training.dataset", "wikitext"], "says nothing beside data.sources"),
+    (data.data_is_named_once, ["--validation.sets", sources("a")], ["--validation.sets", sources("a"), "--validation.dataset", "wikitext"], "says nothing beside validation.sets"),
     (data.tokenizer_path_exists, ["--model.tokenizer_path", __file__], ["--model.tokenizer_path", "/nonexistent.json"], "there is no such file"),
     (data.tokenizer_path_exists, ["--model.tokenizer_path", "byte"], ["--model.tokenizer_path", "bytes"], "did you mean byte"),
     (data.dataset_path_exists, ["--training.dataset", "text", "--training.dataset_path", str(Path(__file__).parent / "*.py")], ["--training.dataset", "text", "--training.dataset_path", "/nonexistent/*.txt"], "no file matches"),

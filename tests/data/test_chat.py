@@ -118,7 +118,7 @@ def test_a_broken_line_is_reported_with_its_place_and_skipped_or_refused(
     assert isinstance(found, FlawedText)
     assert said in found.flaw
     tokens, _ = batch_of(path, SpecialTokenizer())
-    assert tokens.count(256) == 1
+    assert tokens.count(256) == 2  # the conversations before and after
     assert said in caplog.text
     with pytest.raises(SourceFailed, match=r"chat\.jsonl, line 2"):
         batch_of(path, SpecialTokenizer(), on_error="stop")

@@ -7,7 +7,6 @@ parameters are, bit for bit. `STAGELINE_LAYOUT_SEED` chooses the seed of the lay
 from __future__ import annotations
 
 import os
-import random
 from itertools import combinations
 
 import pytest
@@ -15,10 +14,11 @@ import pytest
 from tests.distributed.layouts import DIMENSIONS, LAYOUTS, MIXTURES, Trial, draw
 from tests.distributed.matrix_run import run_matrix
 
-SEED = int(os.environ.get("STAGELINE_LAYOUT_SEED") or random.SystemRandom().randrange(10_000))
+SEED = int(os.environ["STAGELINE_LAYOUT_SEED"])
 DRAWN = draw(SEED, 16)
 
-pytestmark = pytest.mark.timeout(1200)  # all layouts run in the first test
+# All layouts run in the first test, in one process.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("layouts")]
 
 
 def cases(trials: tuple[Trial, ...], prefix: str = "") -> list[object]:
