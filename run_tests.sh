@@ -6,4 +6,4 @@ set -euo pipefail
 set_up "[test]" pytest pytest_timeout xdist hypothesis wandb transformers safetensors
 cd "$here"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
-exec "$python" -m pytest -n 2 --dist loadgroup "$@"
+exec "$python" -m pytest -n 2 --dist loadscope "$@"

@@ -17,8 +17,8 @@ from tests.distributed.matrix_run import run_matrix
 SEED = int(os.environ["STAGELINE_LAYOUT_SEED"])
 DRAWN = draw(SEED, 16)
 
-# All layouts run in the first test, in one process.
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("layouts")]
+# All layouts run in the first test.
+pytestmark = pytest.mark.timeout(1200)
 
 
 def cases(trials: tuple[Trial, ...], prefix: str = "") -> list[object]:

@@ -21,7 +21,7 @@ import pytest
 from tests.distributed.program import pipeline, rows, run, tiny
 from trainer.cluster.node_list import expand_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(400), pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("cluster.sh")
