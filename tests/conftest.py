@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 # Tests of such a file share what is dear to make: one process runs them all.
-_TOGETHER = ("tests/distributed/test_layout_matrix.py", "tests/slurm/test_slurm.py")
+_TOGETHER = (
+    "tests/commands/test_evaluate.py",
+    "tests/distributed/test_layout_matrix.py",
+    "tests/slurm/test_slurm.py",
+    "tests/weights/test_against_transformers.py",
+)
 
 
 def pytest_configure() -> None:

@@ -27,11 +27,11 @@ def test_four_ranks_train_like_one_process_for_any_number_of_microbatches(name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_microbatch_count_and_stages_per_rank(name: str) -> None:
-    """Case P1, all of m = 1..9."""
+    """Case P1; all of m = 1..9 on four ranks."""
     family = next(family for family in FAMILIES if family.name == name)
     each = (1,) if family.single_stage else (2,) if family.placement == "v" else (1, 2, 3, 4)
     for ranks in (1, 2):
-        check([Case(name, ranks, m, v) for m in range(1, 10) for v in each], ranks, 240)
+        check([Case(name, ranks, m, v) for m in (1, 2, 3, 5, 8) for v in each], ranks, 240)
     check([Case(name, 4, m, v) for m in range(1, 10) for v in each if 4 * v <= 9], 4, 240)
 
 
