@@ -103,11 +103,11 @@ def test_a_step_can_be_chosen(run_folder: Path, capsys: pytest.CaptureFixture[st
         (["--schedule", "1F2B", "--stages", "4", "--microbatches", "4"], "did you mean '1F1B'"),
         (
             ["--schedule", "1F1B", "--stages", "0", "--microbatches", "4"],
-            "'0' is not an integer of 1 or more",
+            "expected a whole number of at least 1, got '0'",
         ),
         (
             ["--schedule", "1F1B", "--stages", "four", "--microbatches", "4"],
-            "'four' is not an integer of 1 or more",
+            "expected a whole number of at least 1, got 'four'",
         ),
         (
             ["--schedule", "ZBVZeroBubble", "--stages", "7", "--microbatches", "4"],

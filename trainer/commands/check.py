@@ -15,6 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from trainer.commands.arguments import positive
 from trainer.config.load import Loaded, given_to_toml, load
 from trainer.config.report import raise_for
 from trainer.config.rules import check, check_files
@@ -67,11 +68,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="a path, or a name in train_configs/")
     parser.add_argument("--write", type=Path, metavar="NEW", help="write one file in today's spelling")
-    parser.add_argument("--world-size", type=_positive, metavar="N", help="number of processes of the job")
+    parser.add_argument("--world-size", type=positive, metavar="N", help="number of processes of the job")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
-    return int(text)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.commands.arguments import natural, positive
 from trainer.config.report import nearest
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
 
@@ -75,18 +76,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
     parser.add_argument("--file", type=Path, metavar="F", help="a text in UTF-8")
     parser.add_argument(
-        "--window", type=_positive, help="tokens that a token is given at most; default: as trained"
+        "--window", type=positive, help="tokens that a token is given at most; default: as trained"
     )
-    parser.add_argument("--stride", type=_positive, help="tokens from window to window; default: the window")
+    parser.add_argument("--stride", type=positive, help="tokens from window to window; default: the window")
     parser.add_argument(
         "--tasks", type=_names, metavar="A,B", help="tasks of lm-eval; names may have * in them"
     )
     parser.add_argument("--task-path", type=Path, metavar="FOLDER", help="where lm-eval looks for more tasks")
-    parser.add_argument("--few-shot", type=_natural, metavar="N", help="examples before each question")
-    parser.add_argument(
-        "--limit", type=_positive, metavar="N", help="only the first N questions of each task"
-    )
-    parser.add_argument("--batch-size", type=_positive, help="sequences at a time; default: as memory allows")
+    parser.add_argument("--few-shot", type=natural, metavar="N", help="examples before each question")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each task")
+    parser.add_argument("--batch-size", type=positive, help="sequences at a time; default: as memory allows")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the parameters; default auto")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object instead")
     arguments = parser.parse_args(argv)
@@ -229,15 +228,3 @@ def _names(text: str) -> list[str]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
     return names
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
-    return int(text)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.commands.arguments import natural, positive
 from trainer.errors import ConfigurationError, ExitCode, StagelineError
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompt", action="append", default=[], help="text to continue (default: none)")
     parser.add_argument("--prompts", metavar="FILE", help="a file with a prompt on each line")
-    parser.add_argument("--max-new-tokens", type=_positive, default=200, help="default 200")
+    parser.add_argument("--max-new-tokens", type=positive, default=200, help="default 200")
     parser.add_argument("--temperature", type=_not_negative, default=0.8, help="default 0.8; 0: most likely")
-    parser.add_argument("--top-k", type=_positive, help="draw among the k most likely tokens only")
+    parser.add_argument("--top-k", type=positive, help="draw among the k most likely tokens only")
     parser.add_argument(
         "--top-p", type=_probability, help="draw among the most likely tokens of this probability"
     )
@@ -84,13 +85,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--stop-token",
-        type=_natural,
+        type=natural,
         action="append",
         default=[],
         metavar="ID",
         help="a token that ends a text, beside the model's own",
     )
-    parser.add_argument("--batch-size", type=_positive, default=8, help="prompts at a time; default 8")
+    parser.add_argument("--batch-size", type=positive, default=8, help="prompts at a time; default 8")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the parameters; default auto")
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, on a line")
     return parser.parse_args(argv)
@@ -209,18 +210,6 @@ class _JsonLines:
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected the number of a token, got {text!r}")
-    return int(text)
 
 
 def _not_negative(text: str) -> float:

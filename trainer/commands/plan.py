@@ -21,8 +21,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from trainer.commands.arguments import Parser, positive
 from trainer.config.load import Loaded, load
 from trainer.config.processes import processes_needed
 from trainer.config.rules import check_for_planning
@@ -165,14 +166,8 @@ def _search(options: argparse.Namespace, rest: Sequence[str]) -> None:
 # The command line
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, and the exit code of a wrong command line."""
-        raise ConfigurationError(f"stageline plan: {message} (see stageline plan --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="stageline plan",
         usage="%(prog)s [options] [--config FILE] [--table.key value ...]",
         description=__doc__,
@@ -180,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--world-size", type=_count, metavar="N", help="ranks of the job (default: what the degrees need)"
+        "--world-size", type=positive, metavar="N", help="ranks of the job (default: what the degrees need)"
     )
     parser.add_argument(
         "--accelerator",
@@ -188,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         help="hold the plan against the memory and the speed of H100, A100, ...",
     )
     parser.add_argument(
-        "--gpus-per-node", type=_count, default=8, metavar="N", help="accelerators of a node (default: 8)"
+        "--gpus-per-node", type=positive, default=8, metavar="N", help="accelerators of a node (default: 8)"
     )
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("--actions", action="store_true", help="print the exact actions of every rank too")
@@ -207,13 +202,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     several.add_argument("--search", action="store_true", help="propose layouts, best first")
     several.add_argument(
-        "--top", type=_count, default=5, metavar="N", help="how many layouts to propose (default: 5)"
+        "--top", type=positive, default=5, metavar="N", help="how many layouts to propose (default: 5)"
     )
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value

@@ -16,8 +16,8 @@ import argparse
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 
+from trainer.commands.arguments import Parser
 from trainer.errors import ConfigurationError, ExitCode
 from trainer.status import is_run
 
@@ -64,14 +64,8 @@ def _write(path: Path, text: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, and the exit code of a wrong command line."""
-        raise ConfigurationError(f"stageline report: {message} (see stageline report --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="stageline report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

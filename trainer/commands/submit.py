@@ -21,9 +21,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from trainer.cluster.batch_script import ROOT, TEMPLATE, batch_script, options_of, read_template
+from trainer.commands.arguments import Parser, positive
 from trainer.config.load import Loaded, load
 from trainer.config.processes import degrees_product
 from trainer.config.report import raise_for
@@ -161,27 +161,23 @@ def _submit(path: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, and the exit code of a wrong command line."""
-        raise ConfigurationError(f"stageline submit: {message} (see stageline submit --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="stageline submit",
         usage="%(prog)s [options] [--config FILE] [--table.key value ...]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job (default: 1)")
     parser.add_argument(
-        "--gpus-per-node", type=_count, metavar="N", help="accelerators of a node, with a process for each"
+        "--nodes", type=positive, default=1, metavar="N", help="nodes of the job (default: 1)"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=positive, metavar="N", help="accelerators of a node, with a process for each"
     )
     parser.add_argument(
         "--processes-per-node",
-        type=_count,
+        type=positive,
         metavar="N",
         help="processes of a node, where there are no accelerators",
     )
@@ -206,13 +202,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="show the batch script; submit nothing")
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
 
 
 def _time(text: str) -> str:

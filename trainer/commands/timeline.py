@@ -19,8 +19,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from trainer.commands.arguments import Parser, natural, positive
 from trainer.errors import ConfigurationError, ExitCode
 
 if TYPE_CHECKING:
@@ -195,14 +196,8 @@ def _show(picture: Picture, arguments: argparse.Namespace) -> None:
         print(f"\nwrote {arguments.svg}")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, and the exit code of a wrong command line."""
-        raise ConfigurationError(f"stageline timeline: {message} (see stageline timeline --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="stageline timeline",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -212,18 +207,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--svg", metavar="FILE", help="also draw it as SVG")
     parser.add_argument(
-        "--width", type=_count, metavar="N", help="characters of a line (default: the terminal's)"
+        "--width", type=positive, metavar="N", help="characters of a line (default: the terminal's)"
     )
     parser.add_argument(
         "--no-color", action="store_true", help="letters and lines only; NO_COLOR does the same"
     )
     measured = parser.add_argument_group("of a run")
     measured.add_argument(
-        "--step", type=_count, metavar="N", help="which step (default: the latest measured)"
+        "--step", type=positive, metavar="N", help="which step (default: the latest measured)"
     )
     measured.add_argument(
         "--pipeline",
-        type=_index,
+        type=natural,
         metavar="K",
         help="which of several data-parallel pipelines (default: the first)",
     )
@@ -231,12 +226,15 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--schedule", nargs="+", metavar="NAME", help="e.g. GPipe, 1F1B, Interleaved1F1B, ZBVZeroBubble"
     )
-    plan.add_argument("--stages", type=_count, metavar="S", help="stages of the whole pipeline")
-    plan.add_argument("--microbatches", type=_count, metavar="M", help="any number of 1 or more")
+    plan.add_argument("--stages", type=positive, metavar="S", help="stages of the whole pipeline")
+    plan.add_argument("--microbatches", type=positive, metavar="M", help="any number of 1 or more")
     plan.add_argument(
-        "--ranks", type=_count, metavar="R", help="default: stages divided by the schedule's stages per rank"
+        "--ranks",
+        type=positive,
+        metavar="R",
+        help="default: stages divided by the schedule's stages per rank",
     )
-    plan.add_argument("--stages-per-rank", type=_count, metavar="V", help="instead of --ranks")
+    plan.add_argument("--stages-per-rank", type=positive, metavar="V", help="instead of --ranks")
     plan.add_argument(
         "--costs",
         type=_costs,
@@ -255,18 +253,6 @@ def _parser() -> argparse.ArgumentParser:
         help="activations that a rank may hold, in microbatches of its whole share",
     )
     return parser
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return int(text)
-
-
-def _index(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)
 
 
 def _time(text: str) -> float:
