@@ -124,7 +124,7 @@ LLAMA3 = MappingProxyType(
         "debug": replace(
             _LLAMA3_8B, dim=256, n_layers=8, n_heads=8, n_kv_heads=4, ffn_hidden=512, vocab_size=2048
         ),
-        # Ours: Llama 3.2 1B with an output of its own, so that the model can be cut into stages.
+        # Ours: Llama 3.2 1B with an output of its own and without scaled rotary positions.
         "1B": replace(_LLAMA3_8B, dim=2048, n_layers=16, ffn_hidden=8192),
         "8B": _LLAMA3_8B,
         "70B": replace(_LLAMA3_8B, dim=8192, n_layers=80, n_heads=64, ffn_hidden=28672),
