@@ -75,6 +75,7 @@ def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:
     # The library wraps whatever its readers raise in errors of many kinds.
     except Exception as error:
         where = _first_broken_line(files) if kind == "jsonl" else None
+        where = where or _first_unreadable(kind, dataset_path, text_column)
         raise ConfigurationError(f"{name} cannot be read: {where or root_cause(error)}") from error
     return TableSource(name, rows, text_column, fingerprint(files))
 
@@ -110,4 +111,17 @@ def _first_broken_line(files: Sequence[FoundFile]) -> str | None:
                         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
                 except ValueError as error:
                     return f"{file.path}, line {number}: {error}"
+    return None
+
+
+def _first_unreadable(kind: str, dataset_path: str, text_column: str) -> str | None:
+    """The first row group, record batch, line or file that `stageline prepare` would leave out; the library names none."""
+    from trainer.data.corpora import open_corpus  # which knows the files by this module
+    from trainer.data.corpus import Fault
+
+    for unit in open_corpus(kind, dataset_path, text_column).units(0, 0):
+        for document in unit.documents():
+            bad = document.bad
+            if bad is not None and bad.fault in (Fault.LINE, Fault.UNREADABLE):
+                return f"{bad.file}, {bad.position}: {bad.reason}"
     return None

@@ -101,8 +101,8 @@ class Training(Table):
 
     dataset: Text = "python_docs"
     """"python_docs": the text that ships with Python. "text", "jsonl", "parquet" or "arrow": files at dataset_path.
-    "store": tokens that `stageline prepare` made; "megatron": an indexed data set of Megatron-LM.
-    Else the name of a Hugging Face data set, such as "allenai/c4", which is streamed."""
+    "chat": conversations in lines of JSON. "store": tokens that `stageline prepare` made; "megatron": an indexed data
+    set of Megatron-LM. Else the name of a Hugging Face data set, such as "allenai/c4", which is streamed."""
 
     dataset_path: Text | None = None
     """File, folder or pattern (such as "corpus/*.jsonl") of a local data set; the folder of a token store."""
