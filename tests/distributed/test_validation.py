@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -65,6 +66,42 @@ def test_other_lengths_and_batches_are_validated_and_the_last_step_is(tmp_path: 
     assert values(tmp_path / "2", "validation_loss") == pytest.approx(
         values(tmp_path / "1", "validation_loss"), rel=1e-5
     )
+
+
+@cache
+def _sets() -> str:
+    """A text whose last batch is not full, and conversations of which only the answers count."""
+    folder = Path(mkdtemp())
+    (folder / "held_out.txt").write_text("What was not trained on. " * 19)
+    talks = [{"prompt": f"{n} and {n}?", "completion": str(2 * n)} for n in range(21)]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    sets = (("text", folder / "held_out.txt"), ("chat", folder / "talks.jsonl"))
+    tables = (f'{{name="{name}",dataset="{name}",dataset_path="{path}",steps=-1}}' for name, path in sets)
+    every = "--validation.enable true --validation.freq 2 --checkpoint.enable_checkpoint false"
+    return f"{every} --training.global_batch_size 8 --validation.sets [{','.join(tables)}]"
+
+
+@cache
+def _sets_by_one_process() -> list[list[float]]:
+    return _losses_of_sets(Path(mkdtemp()), "", 1)
+
+
+def _losses_of_sets(folder: Path, layout: str, ranks: int) -> list[list[float]]:
+    run(tiny(folder, _sets(), layout), ranks)
+    return [values(folder, f"validation_loss{name}") for name in ("", "/text", "/chat")]
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("", 2), (pipeline(2), 2), (pipeline(2, "ZBVZeroBubble"), 4)])
+def test_several_sets_are_validated_whole_like_by_one_process(
+    tmp_path: Path, layout: str, ranks: int
+) -> None:
+    """Case D9."""
+    one, found = _sets_by_one_process(), _losses_of_sets(tmp_path, layout, ranks)
+    assert [len(losses) for losses in found] == [2, 2, 2]
+    for losses, expected in zip(found, one, strict=True):
+        assert losses == pytest.approx(expected, rel=1e-5)
+    whole, text, chat = one
+    assert all(min(pair) < mean < max(pair) for mean, *pair in zip(whole, text, chat, strict=True))
 
 
 @pytest.mark.slow
