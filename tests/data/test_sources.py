@@ -17,7 +17,7 @@ from tests.data.corpora import write_texts
 from trainer.data import files, hub
 from trainer.data.errors import SourceFailed
 from trainer.data.hub import HubName, HubSource
-from trainer.data.sources import IndexedSource, Source, StreamingSource, open_source
+from trainer.data.sources import FlawedText, IndexedSource, Source, StreamingSource, open_source
 from trainer.errors import ConfigurationError
 
 TEXTS = ["first\n", "second: Grüße 🙂\n", "", "third\r\n"]
@@ -165,6 +165,20 @@ def test_another_column_holds_the_text(tmp_path: Path) -> None:
 def test_a_row_without_text_is_an_empty_document(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"other": 1}\n')
     assert texts_of(open_source("jsonl", str(tmp_path))) == ["a", "", ""]
+
+
+def test_empty_documents_are_bad_and_named_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("")
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    streamed = open_source("any/name", str(write_table(tmp_path / "hub" / "x.jsonl", ["a", ""]).parent))
+    assert isinstance(streamed, StreamingSource)
+    texts = open_source("text", str(tmp_path)), open_source("jsonl", str(tmp_path / "x.jsonl"))
+    found = [source.read(1) for source in texts if isinstance(source, IndexedSource)]
+    found.append(list(streamed.documents(0))[1])
+    assert found == ["", "", ""]
+    flaws = [each.flaw for each in found if isinstance(each, FlawedText)]
+    assert flaws == [f"{tmp_path}/b.txt: empty", "row 1: empty", "document 1: empty"]
 
 
 def test_broken_utf_8_in_a_table_is_replaced(tmp_path: Path) -> None:

@@ -57,9 +57,12 @@ class FilePart:
 class FileSource(IndexedSource):
     """A document per file, in the order given; broken UTF-8 becomes U+FFFD, a byte order mark is dropped."""
 
-    def __init__(self, name: str, files: Sequence[FoundFile], longest: int | None = None) -> None:
+    def __init__(
+        self, name: str, files: Sequence[FoundFile], longest: int | None = None, *, empty_is_bad: bool = True
+    ) -> None:
         """`longest`: bytes of a document; None for LONGEST_DOCUMENT."""
         self.name = name
+        self._empty_is_bad = empty_is_bad
         self.fingerprint = fingerprint(files)
         size = LONGEST_DOCUMENT if longest is None else longest
         self.parts = [
@@ -71,6 +74,8 @@ class FileSource(IndexedSource):
 
     def read(self, index: int) -> str:
         part = self.parts[index]
+        if part.file.size == 0 and self._empty_is_bad:
+            return FlawedText("", f"{part.file.path}: empty")
         try:
             begin, content = part.read()
         except OSError as error:
@@ -90,7 +95,8 @@ def python_docs() -> FileSource:
         raise ConfigurationError(
             f'dataset "python_docs": no text in {root}; this Python comes without its library as files'
         )
-    return FileSource(f"python_docs ({root})", files, _PYTHON_DOCUMENT)
+    # Python has empty files on purpose.
+    return FileSource(f"python_docs ({root})", files, _PYTHON_DOCUMENT, empty_is_bad=False)
 
 
 def text_files(dataset_path: str) -> FileSource:

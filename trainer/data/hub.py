@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.data.errors import SourceFailed
 from trainer.data.quiet import quiet_datasets
-from trainer.data.sources import LOCAL, StreamingSource
+from trainer.data.sources import LOCAL, FlawedText, StreamingSource
 from trainer.data.tables import check_text_column, root_cause
 from trainer.errors import ConfigurationError
 
@@ -100,8 +100,8 @@ class HubSource(StreamingSource):
                 f"it has {', '.join(row)}"
             )
         text = row[self._column]
-        if text is None:
-            return ""
+        if text is None or text == "":
+            return FlawedText("", f"document {at}: empty")
         if not isinstance(text, str):
             raise ConfigurationError(
                 f'{self.name}: the column "{self._column}" of document {at} holds {type(text).__name__}, not text'

@@ -26,7 +26,7 @@ _TEXT_TYPES = ("string", "large_string", "string_view")
 
 
 class TableSource(IndexedSource):
-    """The rows of a table, in order; a row without text is an empty document."""
+    """The rows of a table, in order; a row without text is an empty document, which is bad."""
 
     def __init__(self, name: str, rows: Any, text_column: str, source_fingerprint: str) -> None:
         """`rows` is a datasets.Dataset. Raises ConfigurationError if it has no such column of text."""
@@ -49,7 +49,7 @@ class TableSource(IndexedSource):
                 text = self._repaired(index)
         except (OSError, ValueError) as error:
             raise SourceFailed(f"{self.name}: row {index} cannot be read: {error}") from error
-        return text or ""
+        return text or FlawedText("", f"row {index}: empty")
 
     def _repaired(self, index: int) -> str:
         """The text of a row whose bytes are not UTF-8, with U+FFFD for what is broken."""

@@ -315,7 +315,7 @@ class Data(Table):
     """Processes of each rank that tokenize ahead. 0: a thread of the rank does. The tokens are the same."""
 
     on_error: Literal["skip", "stop"] = "skip"
-    """Documents that are bad (broken UTF-8, a broken line) are reported with file and position. "skip": left out, or
+    """Documents that are bad (empty, broken UTF-8, a broken line) are reported with file and position. "skip": left out, or
     kept with U+FFFD for the bytes that are broken, and counted in the metrics; "stop": the end of the run."""
 
     chat_template: Literal["plain", "chatml", "llama3", "tokenizer"] | None = None
