@@ -315,8 +315,8 @@ class Data(Table):
     """Processes of each rank that tokenize ahead. 0: a thread of the rank does. The tokens are the same."""
 
     on_error: Literal["skip", "stop"] = "skip"
-    """Documents that are bad (empty, broken UTF-8, a broken line) are reported with file and position. "skip": left out, or
-    kept with U+FFFD for the bytes that are broken, and counted in the metrics; "stop": the end of the run."""
+    """Documents that are bad (empty, broken UTF-8, a broken line) are reported with file and position. "skip": left
+    out, or kept with U+FFFD for the bytes that are broken, and counted in the metrics; "stop": the end of the run."""
 
     chat_template: Literal["plain", "chatml", "llama3", "tokenizer"] | None = None
     """How the messages of dataset "chat" become text. "plain": one after the other; "tokenizer": as the chat_template
