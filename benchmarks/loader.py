@@ -3,15 +3,15 @@
     python benchmarks/loader.py [--peer /tmp/peer/bin/python] [--rounds 3] [--workers 0 1 2]
 
 The peer's Python, the text and the tokenizer are those of benchmarks/against_torchtitan.py. All read the same text:
-from a token store, from JSON lines, and as a stream of the same file. Printed are:
+from a token store, from JSON lines, and as a stream of the same files. Printed are:
 
-- waiting in 20 steps of the debug model: `data_seconds` and `step_seconds` of its metrics, without the first 3 steps.
+- waiting in 20 steps of the debug model: `data_seconds` and `step_seconds` of its metrics, without the first 3.
   Wanted: under 1 % where the source is a store.
 - the share of waiting beside a step that sleeps, in place of an accelerator, and takes batches of 8 x 2,048 tokens, so
   many of them a second; the median of the rounds.
-- tokens per second of the loader alone, not shuffled, in turn with torchtitan's, which has no store; the best round of
-  each, from the second batch on. That the first sequences are the same is checked. "processor" compares the seconds of
-  the processor without workers: on a machine that others use too, the figure to trust. No tokenizer has threads.
+- tokens per second of the loader alone, not shuffled, in turn with torchtitan's, which has no store: the best round of
+  each, after the first batch, of which the first sequence has to be the same. "processor": those of a second of the
+  processor, without workers; on a machine that others use, the figure to trust. No tokenizer has threads.
 """
 
 from __future__ import annotations
@@ -38,16 +38,20 @@ from trainer.data.tokenizer import load_tokenizer
 
 _HERE = Path(__file__).resolve().parent
 _BATCH, _SEQ_LEN, _WARM_UP, _BATCHES = 8, 2048, 3, 60
+_TOKENS = _BATCHES * _BATCH * _SEQ_LEN
 _RATES = (100_000, 400_000, 1_600_000)  # tokens per second
-_SLEEPING_SECONDS = 3.0
+_SLEEPING_SECONDS, _FILES = (
+    3.0,
+    4,
+)  # torchtitan's stream waits for ever where there are more workers than files
 _TOKENIZER = "tokenizer/tokenizer.json"
 # The stream is torchtitan's "c4", which is a configuration "en" of whatever lies at its path.
-_CARD = "---\nconfigs:\n- config_name: en\n  data_files: text.jsonl\n---\n"
+_CARD = '---\nconfigs:\n- config_name: en\n  data_files: "*.jsonl"\n---\n'
 
 
 @dataclass(frozen=True)
 class Source:
-    """The text in one form; `peer` is what torchtitan calls it, None where it has no such thing."""
+    """The text in one form, and torchtitan's name for it."""
 
     name: str
     dataset: str
@@ -55,11 +59,8 @@ class Source:
     peer: str | None = None
 
 
-SOURCES = (
-    Source("store", "store", "store"),
-    Source("JSON lines", "jsonl", "data/text.jsonl", "c4_test"),
-    Source("stream", "c4", "data", "c4"),
-)
+SOURCES = [Source("store", "store", "store"), Source("JSON lines", "jsonl", "data/*.jsonl", "c4_test")]
+SOURCES += [Source("stream", "c4", "data", "c4")]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Bench:
         data = self.folder / "data"
         data.mkdir()
         (data / "README.md").write_text(_CARD)
-        (self.folder / "text.jsonl").rename(data / "text.jsonl")
+        lines = (self.folder / "text.jsonl").read_text().splitlines(keepends=True)
+        for part in range(_FILES):
+            (data / f"{part}.jsonl").write_text("".join(lines[part::_FILES]))
         corpus = open_corpus("jsonl", str(data), "text")
         made = prepare(Preparation(corpus, self.folder / _TOKENIZER, self.folder / "store")).metadata
         print(f"{made.documents:,} documents, {made.tokens:,} tokens, {os.cpu_count()} cores")
@@ -102,8 +105,7 @@ class Bench:
 
     def waiting_beside_sleep(self, source: Source, workers: int, rate: int) -> float:
         """The share of the time that steps wait for data, which would else take so many tokens per second."""
-        loader = self._open(source, workers, shuffle=True)
-        seconds, waited = _BATCH * _SEQ_LEN / rate, 0.0
+        loader, seconds, waited = self._open(source, workers, shuffle=True), _BATCH * _SEQ_LEN / rate, 0.0
         steps = round(_SLEEPING_SECONDS / seconds)
         for step in range(-_WARM_UP, steps):
             began = time.perf_counter()
@@ -122,15 +124,14 @@ class Bench:
             next(loader)
         seconds, processor = time.perf_counter() - began, time.process_time() - processor
         loader.close()
-        tokens = _BATCHES * _BATCH * _SEQ_LEN
-        return Read(tokens / seconds, tokens / processor, first)
+        return Read(_TOKENS / seconds, _TOKENS / processor, first)
 
     def peer_alone(self, peer: str, source: Source, workers: int) -> Read:
         """Of torchtitan's."""
         command = [peer, str(_HERE / "torchtitan_loader.py"), f"--dataset={source.peer}"]
         command += [f"--path={self.folder / 'data'}", f"--tokenizer={self.folder / 'tokenizer'}"]
-        command += [f"--workers={workers}", f"--batches={_BATCHES}"]
-        said = _said([*command, f"--batch-size={_BATCH}", f"--seq-len={_SEQ_LEN}"], self.folder)
+        command += [f"--workers={workers}", f"--batches={_BATCHES}", f"--batch-size={_BATCH}"]
+        said = _said([*command, f"--seq-len={_SEQ_LEN}"], self.folder)
         return Read(**json.loads(said.splitlines()[-1]))
 
     def _place(self, source: Source) -> dict[str, str]:
@@ -152,17 +153,14 @@ def _said(command: list[str], folder: Path) -> str:
 
 
 def main() -> None:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peer", help="a Python that has torchtitan 0.2.2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_HOME"] = folder
-        bench = Bench(Path(folder))
-        bench.prepare()
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_HOME": folder}
+        (bench := Bench(Path(folder))).prepare()
         cases = [(s, w) for s in SOURCES for w in (options.workers if s.peer else [0])]
         rates = "".join(f"{rate:>13,}/s" for rate in _RATES)
         print(f"{'source':12}{'workers':>8}{'waiting, s':>12}{'step, s':>10}{'share':>9}{rates}")
@@ -186,13 +184,14 @@ def _compared(bench: Bench, python: str | None, source: Source, workers: int, ro
         ours.append(bench.alone(source, workers))
         if python and source.peer:
             peers.append(bench.peer_alone(python, source, workers))
-    speed, processor = max(read.speed for read in ours), max(read.processor for read in ours)
+    speed = max(read.speed for read in ours)
     row = f"{source.name:12}{workers:8}{speed:14,.0f}"
     if not peers:
         return row
     assert all(read.first == ours[0].first for read in peers), "the two loaders do not read the same"
     peer = max(read.speed for read in peers)
-    ratio = f"{processor / max(read.processor for read in peers):14.2f}" if not workers else ""
+    processor = max(read.processor for read in ours) / max(read.processor for read in peers)
+    ratio = "" if workers else f"{processor:14.2f}"
     return f"{row}{peer:14,.0f}{speed / peer:14.2f}{ratio:14}{'   repeats' if peers[0].repeats else ''}"
 
 
