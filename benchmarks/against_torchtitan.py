@@ -219,6 +219,8 @@ n_kv_heads = 16
 ffn_hidden = 768
 [optimizer]
 lr = 8e-4
+[data]
+shuffle = false
 [training]
 dataset = "jsonl"
 dataset_path = "{folder}/text.jsonl"
