@@ -1,6 +1,6 @@
 """One rank of torchtitan 0.2.2 on the CPU: its own training program, with what it needs there patched at run time.
 
-Run by against_torchtitan.py under a Python that has torchtitan; not by itself. torchtitan trains on accelerators
+Run by against_torchtitan.py under a Python that has torchtitan, with the size of the vocabulary as first argument. torchtitan trains on accelerators
 only, so four things are replaced in this process: which device there is; the device's memory figures; a module of
 kernels that imports triton; and FSDP's averaging collectives, which gloo does not have, by sums.
 """
@@ -48,11 +48,19 @@ def _patch_reductions() -> None:
     parallelize.fully_shard = fully_shard_with_sums
 
 
+def _set_vocabulary(size: int) -> None:
+    from torchtitan.models.llama3 import llama3_args
+
+    llama3_args["debugmodel"].vocab_size = size
+
+
 def main() -> None:
     """Train as the command line says."""
+    vocabulary = int(sys.argv.pop(1))
     _patch_device()
     _patch_kernels()
     _patch_reductions()
+    _set_vocabulary(vocabulary)
     from torchtitan.train import Trainer
     from torchtitan.train import main as train
 
