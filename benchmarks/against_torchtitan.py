@@ -3,13 +3,13 @@
     python -m venv /tmp/peer && /tmp/peer/bin/pip install -c constraints.txt torch datasets tokenizers tomli tyro \\
         torchdata einops tensorboard tabulate pillow
     /tmp/peer/bin/pip install --no-deps torchtitan==0.2.2 torchao
-    python benchmarks/against_torchtitan.py --peer /tmp/peer/bin/python [--only fsdp,tensor] [--rounds 3]
+    python benchmarks/against_torchtitan.py --peer /tmp/peer/bin/python [--only fsdp,tensor]
 
 torchtitan runs on the CPU with patches that torchtitan_rank.py makes. The model is torchtitan's debug model (6
 layers of width 256) in fp32, with a vocabulary of 32 times the width, as Llama 3 8B has it; each data-parallel rank
-gets 4 sequences of 512 tokens. The two programs take turns, `--rounds` times, and each's best round counts: the
-machine's moods only ever make a run slower. A round's speed is the median of its steps without the first ones. Losses are compared too. Where
-torchtitan's gradient norm is not the one-process run's, that is said; ours is compared with it in the tests.
+gets 4 sequences of 512 tokens. Both programs are started, and one runs while the other is stopped, for a few seconds
+each in turn, so that a machine's moods meet both. Speed is the median of all steps but the first ones. Losses are
+compared too. Where torchtitan's gradient norm is not the one-process run's, that is said; ours is compared with it in the tests.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,7 @@ from trainer.ports import free_port
 _HERE = Path(__file__).resolve().parent
 _BATCH, _SEQ_LEN, _WARM_UP = 4, 512, 4
 _TIMEOUT = 900
+_TURN = 6.0  # seconds; a rank that stands still for ten counts as dead
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(r"step:\s*(\d+)\s+loss:\s*(\S+)\s+grad_norm:\s*(\S+).*?tps:\s*([\d,]+)")
 
@@ -137,47 +140,40 @@ class Bench:
             _OURS.format(folder=self.folder, steps=self.steps, vocabulary=self.vocabulary)
         )
 
-    def run_ours(self, kind: Kind, round_: int) -> Result:
-        run = self.folder / f"ours-{kind.name.replace(' ', '-').replace(',', '')}-{round_}"
-        command = [
-            sys.executable,
-            str(_HERE.parent / "train.py"),
-            "--config",
-            str(self.folder / "config.toml"),
-        ]
-        command += [f"--job.dump_folder={run}", f"--training.batch_size={kind.batch}", *kind.ours]
-        self._launch(command, kind.ranks, run.with_suffix(".log"))
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        speeds = [line["tokens_per_second"] for line in lines if line["step"] > _WARM_UP]
-        return Result(statistics.median(speeds), lines[-1]["loss"], lines[0]["grad_norm"])
+    def run(self, kind: Kind) -> tuple[Result, Result | None]:
+        """Ours and the peer's, if it has this kind."""
+        name = kind.name.replace(" ", "-").replace(",", "")
+        ours, peer = self.folder / f"ours-{name}", self.folder / f"peer-{name}"
+        jobs = [self._start(self._our_command(kind, ours), kind.ranks, ours.with_suffix(".log"))]
+        if kind.peer is not None:
+            command = self._peer_command(kind, kind.peer, peer)
+            jobs.append(self._start(command, kind.ranks, peer.with_suffix(".log")))
+        _take_turns(jobs)
+        return _our_result(ours), None if kind.peer is None else _peer_result(peer, kind.ranks)
 
-    def run_peer(self, kind: Kind, round_: int) -> Result:
-        assert kind.peer is not None
-        run = self.folder / f"peer-{kind.name.replace(' ', '-').replace(',', '')}-{round_}"
-        command = [self.peer, str(_HERE / "torchtitan_rank.py"), str(self.vocabulary), *_PEER, *kind.peer]
-        command += [
+    def _our_command(self, kind: Kind, run: Path) -> list[str]:
+        program = [
+            *(sys.executable, str(_HERE.parent / "train.py")),
+            *("--config", str(self.folder / "config.toml")),
+        ]
+        return [*program, f"--job.dump_folder={run}", f"--training.batch_size={kind.batch}", *kind.ours]
+
+    def _peer_command(self, kind: Kind, options: Sequence[str], run: Path) -> list[str]:
+        data = self.folder / "data" / "text.jsonl"
+        data.parent.mkdir(exist_ok=True)
+        if not data.exists():
+            data.hardlink_to(self.folder / "text.jsonl")
+        return [
+            *(self.peer, str(_HERE / "torchtitan_rank.py"), str(self.vocabulary), *_PEER, *options),
             f"--job.dump_folder={run}",
             f"--training.steps={self.steps}",
             f"--training.local_batch_size={kind.batch}",
-            f"--training.dataset_path={self.folder / 'data'}",
+            f"--training.dataset_path={data.parent}",
             f"--model.hf_assets_path={self.folder / 'tokenizer'}",
         ]
-        (self.folder / "data").mkdir(exist_ok=True)
-        data = self.folder / "data" / "text.jsonl"
-        if not data.exists():
-            data.hardlink_to(self.folder / "text.jsonl")
-        log = run.with_suffix(".log")
-        self._launch(command, kind.ranks, log)
-        found = _LINE.findall(_COLOURS.sub("", log.read_text()))
-        # The loss stands in the log of the rank that has it; elsewhere it is negative.
-        steps = [(int(s), float(loss), float(norm), float(t.replace(",", ""))) for s, loss, norm, t in found]
-        steps = [step for step in steps if step[1] > 0]
-        # torchtitan divides by the ranks that share a token.
-        speed = statistics.median(step[3] for step in steps if step[0] > _WARM_UP) * kind.ranks
-        return Result(speed, steps[-1][1], steps[0][2])
 
-    def _launch(self, command: Sequence[str], ranks: int, log: Path) -> None:
-        """Run to the end; every rank's output goes to one file. Raises RuntimeError where a rank fails."""
+    def _start(self, command: Sequence[str], ranks: int, log: Path) -> Job:
+        """All ranks; their output goes to one file."""
         port, cores = free_port(), os.cpu_count() or 1
         processes = []
         with log.open("w") as out:
@@ -199,13 +195,60 @@ class Bench:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=self.folder)
                 )
-            try:
-                codes = [process.wait(timeout=_TIMEOUT) for process in processes]
-            finally:
-                for process in processes:
-                    process.kill()
-        if any(codes):
-            raise RuntimeError(f"exit codes {codes}; see {log}:\n" + log.read_text()[-2000:])
+        return Job(processes, log)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of a program, and the file with what they say."""
+
+    ranks: Sequence[subprocess.Popen[bytes]]
+    log: Path
+
+    @property
+    def runs(self) -> bool:
+        return any(rank.poll() is None for rank in self.ranks)
+
+    def signal(self, number: int) -> None:
+        for rank in self.ranks:
+            rank.send_signal(number)
+
+
+def _take_turns(jobs: Sequence[Job]) -> None:
+    """Until all have ended, one runs while the others stand still. Raises RuntimeError where a rank fails."""
+    end = time.monotonic() + _TIMEOUT
+    try:
+        while any(job.runs for job in jobs):
+            for turn in (job for job in jobs if job.runs):
+                for job in jobs:
+                    job.signal(signal.SIGCONT if job is turn else signal.SIGSTOP)
+                until = time.monotonic() + _TURN
+                while turn.runs and time.monotonic() < until:
+                    time.sleep(0.1)
+            if time.monotonic() > end:
+                raise RuntimeError(f"not at its end after {_TIMEOUT} s: {[str(job.log) for job in jobs]}")
+    finally:
+        for job in jobs:
+            job.signal(signal.SIGKILL)
+    for job in jobs:
+        if any(rank.wait() for rank in job.ranks):
+            raise RuntimeError(f"a rank failed: {job.log}:\n{job.log.read_text()[-2000:]}")
+
+
+def _our_result(run: Path) -> Result:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    speeds = [line["tokens_per_second"] for line in lines if line["step"] > _WARM_UP]
+    return Result(statistics.median(speeds), lines[-1]["loss"], lines[0]["grad_norm"])
+
+
+def _peer_result(run: Path, ranks: int) -> Result:
+    found = _LINE.findall(_COLOURS.sub("", run.with_suffix(".log").read_text()))
+    # The loss stands in the log of the rank that has it; elsewhere it is negative.
+    steps = [(int(s), float(loss), float(norm), float(t.replace(",", ""))) for s, loss, norm, t in found]
+    steps = [step for step in steps if step[1] > 0]
+    # torchtitan divides by the ranks that share a token.
+    speed = statistics.median(step[3] for step in steps if step[0] > _WARM_UP) * ranks
+    return Result(speed, steps[-1][1], steps[0][2])
 
 
 _OURS = """\
@@ -254,8 +297,7 @@ def main() -> None:
     )
     parser.add_argument("--peer", required=True, help="a Python that has torchtitan 0.2.2")
     parser.add_argument("--only", default="", help="kinds whose names contain one of these, by comma")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--vocabulary", type=int, default=8192)
     options = parser.parse_args()
     wanted = [name for name in options.only.split(",") if name]
@@ -267,25 +309,15 @@ def main() -> None:
             f"{'layout':24} {'Stageline':>10} {'torchtitan':>10} {'ratio':>6}   loss              first norm"
         )
         for kind in kinds:
-            _measure(bench, kind, options.rounds)
-
-
-def _measure(bench: Bench, kind: Kind, rounds: int) -> None:
-    ours, peers = [], []
-    for round_ in range(rounds):
-        ours.append(bench.run_ours(kind, round_))
-        if kind.peer is not None:
-            peers.append(bench.run_peer(kind, round_))
-    us = max(ours, key=lambda result: result.speed)
-    if not peers:
-        print(f"{kind.name:24} {us.speed:10,.0f} {'-':>10} {'-':>6}   {us.loss:.3f}", flush=True)
-        return
-    peer = max(peers, key=lambda result: result.speed)
-    print(
-        f"{kind.name:24} {us.speed:10,.0f} {peer.speed:10,.0f} {us.speed / peer.speed:6.2f}   "
-        f"{us.loss:.3f} / {peer.loss:.3f}     {us.norm:.3f} / {peer.norm:.3f}",
-        flush=True,
-    )
+            us, peer = bench.run(kind)
+            if peer is None:
+                print(f"{kind.name:24} {us.speed:10,.0f} {'-':>10} {'-':>6}   {us.loss:.3f}", flush=True)
+                continue
+            print(
+                f"{kind.name:24} {us.speed:10,.0f} {peer.speed:10,.0f} {us.speed / peer.speed:6.2f}   "
+                f"{us.loss:.3f} / {peer.loss:.3f}     {us.norm:.3f} / {peer.norm:.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
