@@ -223,6 +223,15 @@ def test_bad_documents_are_counted_once_also_across_a_resume(resumed_after: int)
     assert second.loaders[0].counts.bad_documents == 6
 
 
+def test_the_first_ten_bad_documents_are_named_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["ab" * 9, *(FlawedText("", f"f.jsonl, line {i}: broken") for i in range(30))]
+    ranks = Ranks(Mixture.of(TokenStream(ListSource(texts), TOKENIZER, epochs=1), SEQ_LEN), 1, 8)
+    ranks.steps(100)
+    assert ranks.loaders[0].counts.bad_documents == 30
+    assert caplog.text.count(": broken") == 10
+    assert caplog.text.count("counted only") == 1
+
+
 def test_a_bad_document_stops_the_run_if_that_is_asked_for() -> None:
     texts = ["ab", FlawedText("", "f.jsonl, line 2: broken")]
     stream = TokenStream(ListSource(texts), TOKENIZER, epochs=1, on_error="stop")

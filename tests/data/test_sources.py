@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.corpora import write_texts
@@ -189,19 +191,13 @@ def test_broken_utf_8_in_a_table_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.jsonl", b'{"text": "a"}\n{"text": b}\n', r"x\.jsonl, line 2: "),
-        (
-            "x.jsonl",
-            b'{"text": "\xff"}\n{"text": "\\ud800"}\n',
-            r"x\.jsonl, line 2: .*surrogates not allowed",
-        ),
-        ("x.jsonl", b'{"text": "\xff"}\n{"text": ', r"x\.jsonl, line 2: "),
-        ("x.jsonl.gz", gzip.compress(b'{"text": "a"}\n{"text": b}\n'), r"x\.jsonl\.gz, line 2: "),
+        ("x.jsonl", b'{"text": b}\n', r"x\.jsonl, byte 0: "),
+        ("x.jsonl.gz", gzip.compress(b'{"text": b}\n'), r"x\.jsonl\.gz, line 1: "),
         ("x.parquet", b"PAR1 no more", r"x\.parquet, "),
         ("x.arrow", b"ARROW1 no more", r"x\.arrow, "),
     ],
 )
-def test_a_broken_table_is_named_with_the_cause(
+def test_a_table_of_which_nothing_can_be_read_is_named_with_the_cause(
     tmp_path: Path, name: str, content: bytes, words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -209,6 +205,57 @@ def test_a_broken_table_is_named_with_the_cause(
         open_source(name.split(".")[1], str(tmp_path))
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "flaws"),
+    [
+        ("x.jsonl", b'{"text": "a"}\n{"text": b}\n{"text": "c"}', ["a", "", "c"], ["byte 14: broken line"]),
+        (
+            "x.jsonl",
+            b'{"text": "\xff"}\n{"text": "\\ud800"}\n',
+            ["\ufffd", "\ufffd"],
+            ["byte 0: broken UTF-8", "byte 14: broken UTF-8"],
+        ),
+        ("x.jsonl", b'{"text": "\xff"}\n{"text": ', ["\ufffd", ""], ["broken UTF-8", "broken line"]),
+        ("x.jsonl.gz", gzip.compress(b'{"text": "a"}\n{"text": b}\n'), ["a", ""], ["line 2: broken line"]),
+    ],
+)
+def test_what_can_be_read_of_a_damaged_table_is_read_and_the_rest_is_named_with_its_place(
+    tmp_path: Path, name: str, content: bytes, texts: list[str], flaws: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    source = open_source("jsonl", str(tmp_path))
+    assert isinstance(source, IndexedSource)
+    found = [source.read(index) for index in range(len(source))]
+    assert found == texts
+    said = [each.flaw for each in found if isinstance(each, FlawedText)]
+    assert all(str(tmp_path / name) in each for each in said)
+    assert all(flaw in each for flaw, each in zip(flaws, said, strict=True))
+
+
+def test_an_unreadable_row_group_is_one_bad_document_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    rows = pa.table({"text": [f"text {i} " * 20 for i in range(40)]})
+    pq.write_table(rows, path, row_group_size=10, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    page = pq.read_metadata(path).row_group(1).column(0).data_page_offset
+    content[page : page + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    source = open_source("parquet", str(tmp_path))
+    assert isinstance(source, IndexedSource)
+    found = [source.read(index) for index in range(len(source))]
+    assert [each for each in found if each] == [rows["text"][i].as_py() for i in [*range(10), *range(20, 40)]]
+    (flaw,) = [each.flaw for each in found if isinstance(each, FlawedText)]
+    assert f"{path}, row group 1: unreadable" in flaw
+
+
+def test_a_stream_ends_at_once_at_a_broken_line_which_would_be_broken_again(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": b}\n')
+    source = open_source("any/name", str(tmp_path))
+    assert isinstance(source, StreamingSource)
+    with pytest.raises(SourceFailed, match=f"{tmp_path}.* is broken.*JSON"):
+        list(source.documents(0))
 
 
 def test_reading_tables_draws_no_progress_bars(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

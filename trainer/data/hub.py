@@ -80,6 +80,11 @@ class HubSource(StreamingSource):
                 raise
             # What a remote reader raises is of many kinds: sockets, HTTP, decompression of a cut-off answer.
             except Exception as error:
+                if _is_broken_data(error):
+                    raise SourceFailed(
+                        f"{self.name}: document {at} is broken, and a stream ends there: {root_cause(error)}; "
+                        "stageline prepare, on the files, leaves it out"
+                    ) from error
                 if failures == len(self._waits):
                     raise SourceFailed(
                         f"{self.name}: document {at} could not be read in {failures + 1} attempts; "
@@ -107,6 +112,13 @@ class HubSource(StreamingSource):
                 f'{self.name}: the column "{self._column}" of document {at} holds {type(text).__name__}, not text'
             )
         return text
+
+
+def _is_broken_data(error: BaseException) -> bool:
+    """Whether what came is no JSON, no table or no text, which it would be again; failures of the network are others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, ValueError)
 
 
 def open_hub(dataset: str, dataset_path: str | None, text_column: str) -> HubSource:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -36,6 +36,7 @@ Tokens = npt.NDArray[np.integer]
 OnError = Literal["skip", "stop"]
 
 _log = logging.getLogger(__name__)
+_NAMED = 10  # bad documents; more of them would hide what else is said
 
 
 @dataclass(frozen=True, order=True)
@@ -94,6 +95,7 @@ class TokenStream:
     shuffle_buffer: int = 1
     on_error: OnError = "skip"
     template: Callable[[Conversation], tuple[Segment, ...] | FlawedText] | None = None  # of conversations
+    _bad: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.source, TokenizedSource):
@@ -213,7 +215,11 @@ class TokenStream:
             return False
         if self.on_error == "stop":
             raise SourceFailed(f'{self.source.name}: {text.flaw}; data.on_error = "skip" goes on without it')
-        _log.warning("%s: %s", self.source.name, text.flaw)
+        number = next(self._bad)
+        if number <= _NAMED:
+            _log.warning("%s: %s", self.source.name, text.flaw)
+        elif number == _NAMED + 1:
+            _log.warning("%s: further bad documents are counted only, in the metrics", self.source.name)
         return True
 
 

@@ -1,17 +1,17 @@
 """Documents that are rows of local JSON-lines, Parquet or Arrow files, through the datasets library.
 
 The library turns the files into its memory-mapped Arrow cache once (one process of a machine does so, the others
-wait for it); after that any row is read by its number, so these sources can be shuffled and resume at once.
+wait for it); after that any row is read by its number, so these sources can be shuffled and resume at once. Of files
+that it cannot read, since they are damaged, the cache holds what `stageline prepare` would read of them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.errors import SourceFailed
-from trainer.data.files import FoundFile, fingerprint, matching_files
+from trainer.data.files import fingerprint, matching_files
 from trainer.data.quiet import quiet_datasets
 from trainer.data.sources import FlawedText, IndexedSource
 from trainer.errors import ConfigurationError
@@ -23,20 +23,27 @@ SUFFIXES = {
 }
 _BUILDERS = {"jsonl": "json", "parquet": "parquet", "arrow": "arrow"}
 _TEXT_TYPES = ("string", "large_string", "string_view")
+_TEXT, _FLAW = "text", "flaw"  # columns of a cache of damaged files
 
 
 class TableSource(IndexedSource):
     """The rows of a table, in order; a row without text is an empty document, which is bad."""
 
-    def __init__(self, name: str, rows: Any, text_column: str, source_fingerprint: str) -> None:
-        """`rows` is a datasets.Dataset. Raises ConfigurationError if it has no such column of text."""
+    def __init__(
+        self, name: str, rows: Any, text_column: str, source_fingerprint: str, *, damaged: bool = False
+    ) -> None:
+        """`rows` is a datasets.Dataset; if its files are `damaged`, what is wrong is in a column of its own.
+
+        Raises ConfigurationError if it has no such column of text.
+        """
         check_text_column(name, rows.features, text_column)
         if len(rows) == 0:
             raise ConfigurationError(f"{name}: the files hold no row")
         self.name = name
         self.fingerprint = source_fingerprint
-        self._rows = rows.select_columns([text_column])
+        self._rows = rows.select_columns([text_column, _FLAW] if damaged else [text_column])
         self._column = text_column
+        self._damaged = damaged
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -44,7 +51,10 @@ class TableSource(IndexedSource):
     def read(self, index: int) -> str:
         try:
             try:
-                text: str | None = self._rows[index][self._column]
+                row = self._rows[index]
+                text: str | None = row[self._column]
+                if self._damaged and row[_FLAW]:
+                    return FlawedText(text or "", row[_FLAW])
             except UnicodeDecodeError:
                 text = self._repaired(index)
         except (OSError, ValueError) as error:
@@ -61,7 +71,7 @@ class TableSource(IndexedSource):
 def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:
     """Open the files of `dataset_path` (a file, a folder or a pattern); `kind` is "jsonl", "parquet" or "arrow".
 
-    Raises ConfigurationError, with file and cause, for a missing or broken file or a missing column.
+    Raises ConfigurationError, with file and cause, for a missing file, a missing column, or if nothing can be read.
     """
     files = matching_files(dataset_path, SUFFIXES[kind])
     name = f'dataset "{kind}" ({dataset_path})'
@@ -74,9 +84,12 @@ def open_table(kind: str, dataset_path: str, text_column: str) -> TableSource:
             )
     # The library wraps whatever its readers raise in errors of many kinds.
     except Exception as error:
-        where = _first_broken_line(files) if kind == "jsonl" else None
-        where = where or _first_unreadable(kind, dataset_path, text_column)
-        raise ConfigurationError(f"{name} cannot be read: {where or root_cause(error)}") from error
+        rows = _readable_rows(kind, dataset_path, text_column)
+        texts = (row for row in rows if row[_TEXT])
+        if next(texts, None) is None:
+            where = rows[0][_FLAW] if len(rows) else root_cause(error)
+            raise ConfigurationError(f"{name} cannot be read: {where}") from error
+        return TableSource(name, rows, _TEXT, fingerprint(files), damaged=True)
     return TableSource(name, rows, text_column, fingerprint(files))
 
 
@@ -98,30 +111,25 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _first_broken_line(files: Sequence[FoundFile]) -> str | None:
-    """Where the JSON is broken; the library names the row at most, counted within a block of the file."""
-    for file in files:
-        if file.path.suffix in (".gz", ".zst"):
-            continue
-        with file.path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    if line.strip():
-                        row = json.loads(line.decode("utf-8", errors="replace"))
-                        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
-                except ValueError as error:
-                    return f"{file.path}, line {number}: {error}"
-    return None
+def _readable_rows(kind: str, dataset_path: str, text_column: str) -> Any:
+    """A datasets.Dataset of what can be read of damaged files, each row with what is wrong with it. Raises
+    ConfigurationError if there is no such column."""
+    from datasets import Dataset, Features, Value
 
-
-def _first_unreadable(kind: str, dataset_path: str, text_column: str) -> str | None:
-    """The first row group, record batch, line or file that `stageline prepare` would leave out; the library names none."""
     from trainer.data.corpora import open_corpus  # which knows the files by this module
-    from trainer.data.corpus import Fault
 
-    for unit in open_corpus(kind, dataset_path, text_column).units(0, 0):
+    corpus = open_corpus(kind, dataset_path, text_column)
+    corpus.check()
+    what = {"kind": kind, "path": dataset_path, "column": text_column, "version": corpus.fingerprint}
+    columns = Features({_TEXT: Value("large_string"), _FLAW: Value("string")})
+    with quiet_datasets():
+        return Dataset.from_generator(_readable, gen_kwargs=what, features=columns)
+
+
+def _readable(kind: str, path: str, column: str, version: str) -> Iterator[dict[str, str]]:
+    """`version` is in the name of the cache: other files are other rows."""
+    from trainer.data.corpora import open_corpus
+
+    for unit in open_corpus(kind, path, column).units(0, 0):
         for document in unit.documents():
-            bad = document.bad
-            if bad is not None and bad.fault in (Fault.LINE, Fault.UNREADABLE):
-                return f"{bad.file}, {bad.position}: {bad.reason}"
-    return None
+            yield {_TEXT: document.text, _FLAW: str(document.bad or "")}
