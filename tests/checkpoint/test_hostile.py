@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from tests.checkpoint.tiny import Layout, Run, manager
 from trainer.checkpoint.manifest import (
@@ -198,6 +198,32 @@ def test_metadata_does_what_descriptions_need_and_nothing_else(step: Path, text:
 
 
 # Tensors
+
+
+class AttributeOf:
+    """Pickled as a call of getattr."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.arguments = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.arguments
+
+
+def test_an_enumeration_as_the_first_releases_of_python_3_11_write_it_is_read_and_no_other_attribute(
+    step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = pickle.loads((step / METADATA_NAME).read_bytes())
+    with monkeypatch.context() as patched:
+        as_then = lambda member, _protocol: (getattr, (type(member), member.name))  # noqa: E731
+        patched.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", as_then)
+        written = pickle.dumps(metadata)
+    assert b"getattr" in written
+    (step / METADATA_NAME).write_bytes(written)
+    CheckpointReader(step)
+    (step / METADATA_NAME).write_bytes(pickle.dumps(AttributeOf(Metadata, "__init__")))
+    with pytest.raises(InvalidCheckpoint, match="getattr does not belong"):
+        CheckpointReader(step)
 
 
 def test_a_tensor_that_unpacks_to_far_more_than_the_file_is_not_unpacked(step: Path) -> None:

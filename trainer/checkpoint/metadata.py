@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -93,6 +94,8 @@ class _Unpickler(_Python):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if is_dtype or name in _ALLOWED.get(module, set()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
@@ -101,6 +104,13 @@ class _Unpickler(_Python):
         if not isinstance(self.stack[-2], _BUILT):
             raise pickle.UnpicklingError("it changes what is no description of a tensor")
         super().load_build()
+
+
+def _memory_format(kind: object, name: str) -> Any:
+    """What early releases of Python 3.11 write of a member of an enumeration is a call of getattr: of this one, and no other."""
+    if kind is not _MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError("builtins.getattr does not belong into a checkpoint")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 _Unpickler.dispatch = {code: _Python.dispatch[code] for code in (getattr(pickle, n)[0] for n in _OPERATIONS)}
