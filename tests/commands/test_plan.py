@@ -111,6 +111,7 @@ def test_two_configurations_are_compared(capsys: pytest.CaptureFixture[str]) -> 
     assert data["differences"] == []
 
 
+@pytest.mark.slow
 def test_a_search_proposes_layouts_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "--search --config llama_8b.toml --world-size 16 --accelerator H100 --top 2")
     assert "\n1. " in text

@@ -67,6 +67,7 @@ def dies_while_saving(step: int, rank: int) -> Callable[[int], None]:
     return before
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saved_in_the_background_is_the_same_run(tmp_path: Path) -> None:
     straight, killed = (tiny(tmp_path / name, ASYNC, steps=7) for name in ("straight", "killed"))
     run(straight, 2)

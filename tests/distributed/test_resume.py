@@ -87,6 +87,7 @@ def close_to(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> boo
     return all(row[key] == other[key] for row, other in zip(found, expected, strict=True) for key in exact)
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_nodes_goes_on_with_fewer_ranks_and_the_same_text(tmp_path: Path) -> None:
     """The same command on 4, 2 and 1 data-parallel ranks: with global_batch_size, gradients are accumulated."""
     batch = "--training.global_batch_size 8 --training.batch_size 2 --checkpoint.interval 2"

@@ -57,6 +57,7 @@ def test_validation_releases_after_the_last_forward_and_reduces_nothing():
     assert text(lists[0]) == "0UNSHARD 0F0 0F1 0RESHARD"
 
 
+@pytest.mark.slow
 @given(cases(max_microbatches=8))
 @settings(max_examples=50, deadline=None)
 def test_activations_and_gradients_between_two_ranks_could_share_one_queue(case: Case):
